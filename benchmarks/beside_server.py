@@ -49,7 +49,7 @@ _SETTLE_S: Final = 0.5
 """Spinning processes have started by then, and paceline has looked at the cores."""
 
 _RUN_IN_S: Final = 2 * PERIOD_S
-_MOST_GROWTH: Final = 512
+_MAX_GROWTH: Final = 512
 """Tokens by which the context may outgrow what was asked for before the text is begun anew."""
 
 OURS, ALL_CORES, SERVER = "paceline", "paceline -t", "llama-server"
@@ -162,7 +162,7 @@ class _Paceline:
         self.token_ids = list(self._request.token_ids)
 
     def _window(self, tokens: int) -> float:
-        if len(self.token_ids) - len(self._text) > _MOST_GROWTH:
+        if len(self.token_ids) - len(self._text) > _MAX_GROWTH:
             self._loop.cancel(self._request)
             self._begin(self._text)
         # Until the cores have been looked at without the other side at work.

@@ -69,7 +69,7 @@ OFF, AUTO, RUN_OFF, RUN_AUTO, SERVER = "off", "auto", "run off", "run auto", "ll
 _PLAIN: Final = ("plain",)
 _NGRAM: Final = ("ngram-mod", "--spec-type", "ngram-mod")
 _DRAFT_LENGTHS: Final = range(3, 9)
-_LEAST_EACH: Final = 2
+_MIN_EACH: Final = 2
 """Requests of each client at least, or no prompt would be read beside answers."""
 _RUN_IN_TOKENS: Final = 32
 _ROOM: Final = 64
@@ -108,7 +108,7 @@ class _Sizes:
 
     def num_requests(self, clients: int) -> int:
         """Return the requests of a lap."""
-        return max(self.requests, _LEAST_EACH * clients)
+        return max(self.requests, _MIN_EACH * clients)
 
 
 @dataclass

@@ -32,7 +32,7 @@ from paceline.runtime.worker import Worker
 REQUESTS = 10_000
 MAX_TOKENS = 24
 THREADS = 4
-MOST_OPEN = 3
+MAX_OPEN = 3
 """Answers under way that are left alone, in each thread."""
 
 LONGER = 4
@@ -171,7 +171,7 @@ def misuse(
     """Make requests, of which some are left alone and all others misused, and check those that were left alone.
 
     Args:
-        model: with room for :data:`MOST_OPEN` answers and two more.
+        model: with room for :data:`MAX_OPEN` answers and two more.
         expected: what answers are when nothing disturbs them.
         requests: how many in all.
         seed: of all choices.
@@ -188,7 +188,7 @@ def misuse(
     counts: Counter[str] = Counter()
     alone: list[tuple[Expected, paceline.Stream, Iterator[Any]]] = []
     while counts.total() < requests:
-        if len(alone) < MOST_OPEN:
+        if len(alone) < MAX_OPEN:
             wanted = rng.choice(expected)
             stream = wanted.stream(model)
             alone.append((wanted, stream, stream.rounds()))

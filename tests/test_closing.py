@@ -48,7 +48,7 @@ for _ in range(int(loads)):
 _LOADS = 20
 _SETTLED = 5
 """Loads after which caches of the libraries are filled."""
-_MOST_THREADS = 4
+_MAX_THREADS = 4
 """Threads of native code that may still be ending right after a close."""
 
 
@@ -86,6 +86,6 @@ def test_a_closed_model_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert len(loads) == num_loads
     assert {load["files"] for load in loads[_SETTLED - 1 :]} == {settled["files"]}
     assert {load["python threads"] for load in loads} == {1}
-    assert last["threads"] <= settled["threads"] + _MOST_THREADS
+    assert last["threads"] <= settled["threads"] + _MAX_THREADS
     # Had each load left its weights, it would be 210 MB at least, and 780 where they are in F32.
     assert last["held bytes"] - settled["held bytes"] < 3 * exact_target().stat().st_size

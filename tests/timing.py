@@ -18,7 +18,7 @@ WAIT_S: Final = 240.0
 ``faulthandler_timeout``, so that a test says what it waited for."""
 
 _TIMES: Final = 8
-_MOST_GROWTH: Final = 4.0
+_MAX_GROWTH: Final = 4.0
 _TRIES: Final = 3
 
 
@@ -33,7 +33,7 @@ def assert_grows_with_length_alone(run: Callable[[int], object], length: int) ->
         length: the longer one.
     """
     short = min(processor_s(lambda: run(length // _TIMES)) for _ in range(_TRIES))
-    most = _MOST_GROWTH * _TIMES * short
+    most = _MAX_GROWTH * _TIMES * short
     took = [processor_s(lambda: run(length))]
     while min(took) > most and len(took) < _TRIES:
         took.append(processor_s(lambda: run(length)))

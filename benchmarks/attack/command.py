@@ -33,7 +33,7 @@ python -m benchmarks attack --kind grammars,queue --seconds 60
 python -m benchmarks attack --kind grammars --seed 7 --try 17  [dim]# one that failed, again[/dim]
 """
 
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 def attack(
@@ -80,10 +80,10 @@ def attack(
         rows = asyncio.run(campaign(plan, progress))
     console().print(_table(rows))
     for row in rows:
-        for failure in row.failures[:_MOST_SHOWN]:
+        for failure in row.failures[:_MAX_SHOWN]:
             print(f"{failure.again}: {printable(failure.what)}")
-        if len(row.failures) > _MOST_SHOWN:
-            print(f"... and {len(row.failures) - _MOST_SHOWN} more of {row.kind} (--json has all)")
+        if len(row.failures) > _MAX_SHOWN:
+            print(f"... and {len(row.failures) - _MAX_SHOWN} more of {row.kind} (--json has all)")
     if left_out := [row.kind for row in rows if not row.tries and not row.failures]:
         print(f"no time was left for {', '.join(left_out)}: give more (--seconds)")
     if json_file is not None:

@@ -31,7 +31,7 @@ SILENT_S: Final = 10.0
 PLACE_S: Final = 60.0
 """Longest that it may wait for a first token: attackers may have every place, and it gets one where an answer ends."""
 
-MOST_GROWTH_BYTES: Final = 3 << 29
+MAX_GROWTH_BYTES: Final = 3 << 29
 """Most memory that attackers may make a server take for a while."""
 
 _ATTACKER, _OTHER = "attacker", "undisturbed"
@@ -203,7 +203,7 @@ class Attacked:
                 if "Traceback" in new
                 else []
             ),
-            *([f"it took {growth >> 20} MiB more for a while"] if growth > MOST_GROWTH_BYTES else []),
+            *([f"it took {growth >> 20} MiB more for a while"] if growth > MAX_GROWTH_BYTES else []),
             *(
                 [f"{seen.log_lines} lines of the log after {asked} requests and connections"]
                 if seen.log_lines > _FREE_LINES + _LINES_EACH * asked

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-_MOST_FAILURES: Final = 20
+_MAX_FAILURES: Final = 20
 """Of one kind, after which it has shown enough."""
 
 
@@ -99,5 +99,5 @@ class Tries:
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self.fail(f"{type(error).__name__}: {error}", number)
             self.count += 1
-            if time.monotonic() >= until_s or len(self.failures) >= _MOST_FAILURES:
+            if time.monotonic() >= until_s or len(self.failures) >= _MAX_FAILURES:
                 return

@@ -34,7 +34,7 @@ _HEALTH_S: Final = 0.02
 _NEW_S: Final = 0.5
 _PAUSE_S: Final = 0.1
 _GIVE_UP_S: Final = 60.0
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class Witness:
         return answer
 
     def _note(self, notes: list[str], text: str) -> None:
-        if len(notes) < _MOST_NAMED:
+        if len(notes) < _MAX_NAMED:
             notes.append(text)
 
 

@@ -30,8 +30,8 @@ PLAIN, AGAIN, AUTO = "plain", "plain again", "auto"
 LENGTHS: Final = (2, 3, 4, 6, 8)
 """Fixed draft lengths to compare with."""
 TEMPERATURE: Final = 0.8
-_MOST_LAPS: Final = 15
-_LEAST_LAPS: Final = 1
+_MAX_LAPS: Final = 15
+_MIN_LAPS: Final = 1
 """Laps that are made however long they take, after the first, which is not counted: new shapes are recorded then."""
 _PROMPT_CHARACTERS: Final = 400
 _ROOM: Final = 320
@@ -103,7 +103,7 @@ def _laps(model: Model, count: int, tokens: int, until_s: float) -> Iterator[dic
         runs = {name: _run(model, chosen, tokens, lap, variants[name]) for name in names}
         if lap:
             yield {name: runs[name] for name in variants}
-        if lap >= _MOST_LAPS or (lap >= _LEAST_LAPS and time.monotonic() >= until_s):
+        if lap >= _MAX_LAPS or (lap >= _MIN_LAPS and time.monotonic() >= until_s):
             return
 
 
@@ -219,7 +219,7 @@ def generate(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if lap:
             plain.append(alone)
             ratios.append(assisted / alone)
-        if ratios and (len(ratios) >= _MOST_LAPS or time.monotonic() >= until_s):
+        if ratios and (len(ratios) >= _MAX_LAPS or time.monotonic() >= until_s):
             break
     yield {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",

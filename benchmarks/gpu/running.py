@@ -35,9 +35,9 @@ LINES, RESULTS, LOG = "lines.jsonl", "gpu.json", "log.txt"
 
 _DRAFT_FOLDER: Final = "draft-bf16"
 _SPEED_S, _SEVERAL_S, _OTHER_S, _CARD_S, _BENCH_S = 32.0, 45.0, 25.0, 25.0, 20.0
-_LEAST_S: Final = 12.0
+_MIN_S: Final = 12.0
 """Seconds below which no step is worth its beginning: loading, measuring what passes cost, and a lap or two."""
-_BUILD_SHARE, _LEAST_BUILD_S = 0.6, 60.0
+_BUILD_SHARE, _MIN_BUILD_S = 0.6, 60.0
 _END_S: Final = 5.0
 """Seconds between the end of what a step is told and its being ended."""
 
@@ -91,7 +91,7 @@ class Run:
     def build(self, sizes: Sequence[str], most_s: float) -> Step:
         """Return the step that everything of llama.cpp hangs on."""
         plan = plan_of(sizes)
-        return Step("build", _LEAST_BUILD_S, most_s, functools.partial(self._build, plan))
+        return Step("build", _MIN_BUILD_S, most_s, functools.partial(self._build, plan))
 
     def steps(self, sizes: Sequence[str]) -> Iterator[Step]:
         """Yield everything that is measured, the most important first."""
@@ -103,7 +103,7 @@ class Run:
             limits_s = {"speed": _SEVERAL_S if many else _SPEED_S, "llama_bench": _BENCH_S, "card_time": _CARD_S}
             job = {"task": task, "engine": engine, "model": model, "requests": list(requests)}
             most_s = self._patience * limits_s.get(task, _OTHER_S)
-            yield Step(name, _LEAST_S, most_s, functools.partial(self._measure, job))
+            yield Step(name, _MIN_S, most_s, functools.partial(self._measure, job))
 
     def write(self, line: Figures) -> None:
         """Write a line, and the table with it."""
@@ -192,7 +192,7 @@ class Run:
             raise FailedError(f"llama.cpp was not built for {self._backend}")
         path, draft = self._model(job["engine"], job["model"])
         left_s = most_s - (clock.now_s() - began_s)
-        if left_s < _LEAST_S - _END_S:
+        if left_s < _MIN_S - _END_S:
             raise FailedError(f"making the model left {left_s:.0f} s")
         facts = {"task": job["task"], "target": str(path), "draft": str(draft), "requests": job["requests"]}
         facts |= {"tokens": self._tokens, "seconds": left_s - _END_S}

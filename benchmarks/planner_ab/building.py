@@ -30,7 +30,7 @@ from benchmarks.progress import progress_bar
 from benchmarks.replays import record_workloads
 from paceline.api import Model, load
 from paceline.bench.looping import loops
-from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.variants import AUTO
 from paceline.bench.workloads import PROMPT_TOKENS, WORKLOADS
 from paceline.chat.messages import Message
@@ -203,7 +203,7 @@ def _recorded(
             prompt_ids = model.chat_prompt(messages).token_ids
             name = f"{workload} {conversation.name}:{number}"
             recording = record(model, prompt_ids, name=name, depth=depth, siblings=siblings, **options)
-            if len(recording.token_ids) >= LEAST_ANSWER and not loops(recording.token_ids):
+            if len(recording.token_ids) >= MIN_ANSWER and not loops(recording.token_ids):
                 yield recording
             if number < len(conversation.turns):
                 messages.append(model.chat(messages, **options).message)

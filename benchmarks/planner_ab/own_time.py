@@ -25,7 +25,7 @@ REQUESTS: Final = (1, 2, 4, 8, 16)
 REFERENCE_US: Final = 4_400.0
 """What the fixed work takes on a quiet core of an AMD EPYC: what this module calls a microsecond is one there."""
 
-_LEAST_ROUNDS: Final = 20
+_MIN_ROUNDS: Final = 20
 _DISTURBED: Final = 0.1
 """Of the rounds of a kind, those that took longest: something else ran in them."""
 _KINDS: Final = (PLAIN, SILENT, DROPPED, VERIFIED)
@@ -46,7 +46,7 @@ def measure(build: Build, texts: Sequence[Recording], profiles: Sequence[CostPro
             times_us = _times_us(build, texts, profiles, requests)
             scale = 2 * REFERENCE_US / (before_us + _reference_us())
             for kind, rounds_us in times_us.items():
-                if len(rounds_us) >= _LEAST_ROUNDS:
+                if len(rounds_us) >= _MIN_ROUNDS:
                     slices[kind, requests].append(scale * _undisturbed_mean(rounds_us))
         yield _table({key: statistics.median(values) for key, values in slices.items()})
 

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-LEAST_OVERALL: Final = 0.995
+MIN_OVERALL: Final = 0.995
 """Lower end of the 95 % interval of the geometric mean over all answers, and"""
-LEAST_CELL: Final = 0.985
+MIN_CELL: Final = 0.985
 """in a cell: one profile of costs at one temperature."""
 LOW: Final = 0.97
 """Of plain decoding's speed; an answer below it is a low one."""
-MOST_FALL: Final = 0.01
+MAX_FALL: Final = 0.01
 """By which the lowest answer may fall, as a share of plain decoding's speed."""
 SIGNIFICANT: Final = 0.05
 
@@ -172,26 +172,26 @@ CELLS: Final = next(iter(GROUPINGS))
 def reasons(overall: Figures, cells: Mapping[str, Figures]) -> list[str]:
     """Return why a change may not go in, each in a line; none if it may."""
     found = []
-    if overall.low < LEAST_OVERALL:
+    if overall.low < MIN_OVERALL:
         found.append(
             f"speed over all answers: {overall.ratio:.4f} of the old one, the interval's lower end {overall.low:.4f}, "
-            f"and the least is {LEAST_OVERALL}"
+            f"and the least is {MIN_OVERALL}"
         )
     found += [
         f"speed with {name}: {cell.ratio:.4f} of the old one, the interval's lower end {cell.low:.4f}, and the least "
-        f"is {LEAST_CELL}"
+        f"is {MIN_CELL}"
         for name, cell in cells.items()
-        if cell.low < LEAST_CELL
+        if cell.low < MIN_CELL
     ]
     if overall.new_low > overall.old_low and overall.grew < SIGNIFICANT:
         found.append(
             f"answers below {LOW:.2f} of plain: {overall.new_low} of {overall.answers}, before {overall.old_low}; by "
             f"chance that happens with a probability of {overall.grew:.2g}"
         )
-    if overall.new_lowest < overall.old_lowest - MOST_FALL:
+    if overall.new_lowest < overall.old_lowest - MAX_FALL:
         found.append(
             f"the lowest answer: {overall.new_lowest:.3f} of plain, before {overall.old_lowest:.3f}, and the most that "
-            f"it may fall by is {MOST_FALL}"
+            f"it may fall by is {MAX_FALL}"
         )
     return found
 

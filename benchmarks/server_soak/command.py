@@ -22,7 +22,7 @@ python -m benchmarks server-soak  [dim]# 2,000 clients of the embedded pair[/dim
 python -m benchmarks server-soak --requests 200 --seed 7
 """
 
-LEAST = 20
+MIN = 20
 
 
 def server_soak(
@@ -35,8 +35,8 @@ def server_soak(
     Nothing here is about speed. It fails where a client is answered with an error of the server's own, where the
     server keeps a request, a place or memory, or where it does not end in time when it is told to.
     """
-    if requests < LEAST:
-        raise InputError(f"{requests} requests: the least is {LEAST} (--requests)")
+    if requests < MIN:
+        raise InputError(f"{requests} requests: the least is {MIN} (--requests)")
     with tempfile.TemporaryDirectory() as folder:
         kept = log or Path(folder) / "serve.log"
         try:

@@ -70,7 +70,7 @@ Read: TypeAlias = Callable[[Sequence[int]], PrefilledPrompt]
 
 PROMPT_CACHE_MIB = 512
 """Host memory for what finished requests have read and said, by default."""
-LEAST_REUSE = 8
+MIN_REUSE = 8
 """Tokens that have to be shared with what was read before, for them not to be read again."""
 
 
@@ -708,7 +708,7 @@ def _open(
                 "decode it without speculation (`policy=NO_SPECULATION`)"
             )
         pools = [
-            SequencePool(engine, max_saved_bytes=opened.kept_bytes, least_reuse=LEAST_REUSE)
+            SequencePool(engine, max_saved_bytes=opened.kept_bytes, least_reuse=MIN_REUSE)
             if opened.kept_bytes > 0 and engine is not None
             else None
             for engine in (target_engine, draft_engine)

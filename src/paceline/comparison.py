@@ -37,7 +37,7 @@ class Stopped(Exception):  # noqa: N818 - the user's wish is no error
     """The user wants no more."""
 
 
-MOST_REMAKES = 3
+MAX_REMAKES = 3
 """Times a speculative answer is made again until it differs from plain's."""
 
 VERIFY_WIDTH = 6
@@ -49,25 +49,25 @@ LAST_ROWS = 16
 NUM_PLACEMENTS = 4
 """Readings with the text's tokens at other places in the cache: in a single one nothing may be rounded differently."""
 
-MOST_PLACEMENTS = 64
+MAX_PLACEMENTS = 64
 """Readings at other places while what they show does not explain the difference that was seen. With quantised weights
 nothing differs but where a last bit turns the rounding of an activation, and then all that follows does. [One text in
 Q8_0: 15 of 150 readings differ, by up to 0.104.]"""
 
-MOST_NEIGHBOUR_ROWS = 4
+MAX_NEIGHBOUR_ROWS = 4
 """Most tokens fed to another sequence between two passes over the text."""
 
 CHANCE_OF_LEAVING = 0.2
 """How likely the other sequence is closed between two passes, which leaves gaps for the text's next tokens."""
 
-MOST_OF_ROUNDING = 10.0
+MAX_ROUNDING = 10.0
 """Most that widths or places may change in half of the rows, in logit tolerances of the engine, where logits spread by
 one; by more where they spread more. Sequences that differ by more when another one is beside them are not kept apart,
 and passes that differ by more are not of the same text. [Largest found in any row, in tolerances for each of the
 spread: the embedded target, of places 3.3 in F16 and 0.9 in Q8_0, of widths 0.7 in Q8_0; SmolLM2-135M, of widths 5.8 in
 F16 (0.041, spread 3.6), 4.5 in Q8_0 (1.03, spread 3.8).]"""
 
-MOST_OF_A_ROW = 3.0
+MAX_ROW_ROUNDING = 3.0
 """Times as much that they may change in a single row. [Gemma 3 270M in Q4_K_M, widths, 16 texts: 3.5 to 9.5 tolerances
 for each of the spread in half of the rows, 4 to 20 in the worst of a text.]"""
 
@@ -207,7 +207,7 @@ def explain(
 
     Both are made again, to see the rows that the diverging tokens were drawn from. A policy that plans by the clock may
     make other rounds then. Where its text parts from plain's elsewhere, that is judged; where the two agree in all of
-    :data:`MOST_REMAKES` tries, the difference is unrepeatable.
+    :data:`MAX_REMAKES` tries, the difference is unrepeatable.
 
     Args:
         model: that gave the answers.
@@ -223,7 +223,7 @@ def explain(
         return None
     try:
         reference = plain.token_ids
-        for _ in range(MOST_REMAKES):
+        for _ in range(MAX_REMAKES):
             theirs, made = _watch(model, prompt, options, reference, speculate=True, stopped=stopped)
             index = theirs.index
             if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
@@ -303,7 +303,7 @@ def measure_rounding(
         if number >= NUM_PLACEMENTS and max(of_widths.largest, of_places.largest) >= enough:
             break
     readings.close()
-    most = MOST_OF_ROUNDING * engine.capabilities.logit_tolerance * max(1.0, _spread(plain))
+    most = MAX_ROUNDING * engine.capabilities.logit_tolerance * max(1.0, _spread(plain))
     return max(effect.largest if effect.is_rounding(most) else 0.0 for effect in (of_widths, of_places))
 
 
@@ -326,7 +326,7 @@ class _Effect:
 
     def is_rounding(self, most: float) -> bool:
         """Whether rounding does as much, where it changes half of the rows by ``most``."""
-        return self.typical <= most and self.largest <= MOST_OF_A_ROW * most
+        return self.typical <= most and self.largest <= MAX_ROW_ROUNDING * most
 
 
 def _readings_at_places(
@@ -343,7 +343,7 @@ def _readings_at_places(
                 return
             loaded = engine = open_reader(len(text.token_ids))
             plain = list(text.rows(engine, 1))
-        for seed in range(MOST_PLACEMENTS):
+        for seed in range(MAX_PLACEMENTS):
             neighbour = _Neighbour(engine, text.token_ids, seed)
             try:
                 differences = _differences(plain, text.rows(engine, 1, neighbour))
@@ -425,7 +425,7 @@ class _Neighbour:
             self.leave()
             self._sequence = engine.open()
         room = capabilities.context_length - engine.length(self._sequence)
-        count = self._random.randint(0, min(MOST_NEIGHBOUR_ROWS, capabilities.max_rows, room))
+        count = self._random.randint(0, min(MAX_NEIGHBOUR_ROWS, capabilities.max_rows, room))
         if count > 0:
             token_ids = self._random.choices(self._token_ids, k=count)
             engine.forward([Step(self._sequence, token_ids, range(COMMITTED_END, count - 1), [])])

@@ -31,7 +31,7 @@ from paceline.planning.costs.attention import OpenedModel, like_target, open_mod
 from paceline.planning.costs.meter import Report
 from paceline.vocabularies.relation import relate_vocabularies
 
-_MOST_SHARE: Final = 0.5
+_MAX_SHARE: Final = 0.5
 """Share of the memory that a draft takes at most which nobody named: what it takes cannot go to layers that stay."""
 
 _KEPT_SHARE: Final = 1 / 64
@@ -151,7 +151,7 @@ def default_draft(target: ModelOptions) -> OwnDraftFile | None:
             num_bytes = own.foreseen_bytes()
         except InputError:
             return None
-        if num_bytes <= memory_bytes * _MOST_SHARE and own.is_worth(num_bytes):
+        if num_bytes <= memory_bytes * _MAX_SHARE and own.is_worth(num_bytes):
             return own
     return None
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
-_MOST_SOURCE: Final = 65_000
+_MAX_SOURCE: Final = 65_000
 
 
 def fill(head: str, unit: str, tail: str = "") -> str:
     """Return a template as long as templates may be, of units in which ``#`` is their number."""
     parts, length = [head], len(head) + len(tail)
-    for number in range(_MOST_SOURCE):
+    for number in range(_MAX_SOURCE):
         part = unit.replace("#", str(number))
         length += len(part)
-        if length > _MOST_SOURCE:
+        if length > _MAX_SOURCE:
             break
         parts.append(part)
     return "".join([*parts, tail])

@@ -185,7 +185,7 @@ NUM_GRAMMARS = by_tier(150, quick=60)
 )
 def test_the_texts_of_random_grammars(part: int, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if steps is not None:
-        monkeypatch.setattr(gbnf, "_MOST_STEPS", steps)
+        monkeypatch.setattr(gbnf, "_MAX_STEPS", steps)
     seeds = range(part, NUM_GRAMMARS, 2 if steps is None else 4)
     num_texts = num_accepted = 0
     for seed in seeds:

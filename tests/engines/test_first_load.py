@@ -239,7 +239,7 @@ def test_weights_that_no_token_is_decoded_with_are_not_read(
     path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
     os.truncate(path, 512 << 20)
     if has_room:
-        monkeypatch.setattr(first_load, "_MOST_DECODED_BYTES", 256 << 20)
+        monkeypatch.setattr(first_load, "_MAX_DECODED_BYTES", 256 << 20)
     else:
         monkeypatch.setattr("paceline.engines.llama_cpp.first_load.available_memory", lambda: 512 << 20)
     check(path)
@@ -277,7 +277,7 @@ def test_a_load_that_does_not_end_is_ended(started: list[Any], tmp_path: Path, m
         "while True: pass\n"
     )
     monkeypatch.setattr("paceline.engines.llama_cpp.first_load.first_load_program.__file__", str(program))
-    monkeypatch.setattr(first_load, "_MOST_CPU_S", 1)
+    monkeypatch.setattr(first_load, "_MAX_CPU_S", 1)
     path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
     with pytest.raises(ModelFileError, match=r"llama\.cpp still computes after 1 s"):
         check(path)

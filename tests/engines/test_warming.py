@@ -33,7 +33,7 @@ class Watched(ScriptedEngine):
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming, "_MOST_S", math.inf)
+    monkeypatch.setattr(warming, "_MAX_S", math.inf)
 
 
 def test_every_width_is_made_once_and_nothing_is_left() -> None:
@@ -57,7 +57,7 @@ def test_it_ends_when_the_cache_is_full_and_leaves_no_sequence() -> None:
 
 
 def test_slow_passes_are_not_made_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming, "_MOST_S", -1.0)
+    monkeypatch.setattr(warming, "_MAX_S", -1.0)
     engine = Watched(max_rows=64)
     warm_up(engine, [1, 2, 4])
     assert not engine.passes

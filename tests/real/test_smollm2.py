@@ -18,8 +18,8 @@ from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 from tests.timing import WAIT_S
 
 FIRST, SECOND = "The capital of France is", "And what is it known for?"
-MOST = 48
-GREEDY = ("--temp", "0", "-n", str(MOST))
+MAX = 48
+GREEDY = ("--temp", "0", "-n", str(MAX))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_a_conversation_has_the_tokens_of_transformers_and_the_same_answers_ever
     answers: list[str] = []
     for said in (FIRST, SECOND):
         messages.append({"role": "user", "content": said})
-        reply = model.chat(messages, temperature=0, max_tokens=MOST)
+        reply = model.chat(messages, temperature=0, max_tokens=MAX)
         theirs = transformers_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert list(reply.prompt.token_ids) == theirs
         assert reply.text
@@ -83,7 +83,7 @@ def test_answers_with_streamed_layers_are_those_without(
             assert (model.memory_plan is None) == (options is mapped)
             # Weights in Q4_1 round by the width of a pass, so that near-ties turn; but as they do without.
             replies = [
-                model.chat(FIRST, speculate=speculate, temperature=temperature, seed=5, max_tokens=MOST)
+                model.chat(FIRST, speculate=speculate, temperature=temperature, seed=5, max_tokens=MAX)
                 for speculate in (False, True)
             ]
         assert replies[1].generation.stats.num_accepted > 0

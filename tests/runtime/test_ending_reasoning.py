@@ -54,8 +54,8 @@ from tests.runtime.test_rejection import (
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(150, quick=40)
-MOST_STEPS = 1000
-LEAST = {
+MAX_STEPS = 1000
+MIN_CASES = {
     "asked within": by_tier(1000, quick=250),
     "asked outside": by_tier(400, quick=80),
     "asked while it waits": by_tier(25, quick=4),
@@ -183,7 +183,7 @@ def decode_together(
         request = answer.request
         asked.append(Asked(Answer(loop.add(answer.prompt_ids, request.params, request.rules))))
     by_request = {each.answer.request.id: each for each in asked}
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         for each in asked:
             request = each.answer.request
             if each.answer.finish_reason is None and rng.random() < 0.15:
@@ -197,7 +197,7 @@ def decode_together(
             by_request[emission.request.id].answer.take(emission)
         if not loop.active:
             return asked
-    pytest.fail(f"requests still run after {MOST_STEPS} steps")
+    pytest.fail(f"requests still run after {MAX_STEPS} steps")
 
 
 def count(asked: Asked, cases: Counter[str]) -> None:
@@ -222,7 +222,7 @@ def test_enough_hard_cases_came_up(tally: Tally, request: pytest.FixtureRequest)
         pytest.skip("the property test did not run")
     line = f"reasoning ended from outside: {tally.finished} requests equal to plain decoding, {dict(tally.cases)}"
     request.config.stash[SUMMARY_LINES].append(line)
-    for case, least in LEAST.items():
+    for case, least in MIN_CASES.items():
         assert tally.cases[case] >= least, line
 
 

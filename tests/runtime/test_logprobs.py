@@ -38,7 +38,7 @@ from tests.helpers import PLAIN_PARAMS, Answer, ForcedDrafter, MoodyPolicy, Scri
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(300, quick=60)
-LEAST_PREEMPTIONS = by_tier(150, quick=20)
+MIN_PREEMPTIONS = by_tier(150, quick=20)
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
 """Greedily counts up: 0 is followed by 1, ..., 9 by 0."""
@@ -175,7 +175,7 @@ def test_the_same_with_drafts_and_without(verifier: VerifierName, request: pytes
                 assert answer.logprobs == plain.logprobs
                 seen["equal"] += len(answer.logprobs)
     request.config.stash[SUMMARY_LINES].append(f"log-probabilities, {verifier}: {dict(seen)}")
-    assert seen["preempted"] >= LEAST_PREEMPTIONS
+    assert seen["preempted"] >= MIN_PREEMPTIONS
     assert min(seen[name] for name in ("drafted", "equal", "end", "stop", "length")) > NUM_SCENES // 2
 
 

@@ -62,10 +62,10 @@ NUM_SCENES = by_tier(800, quick=230)
 SETUPS_PER_SCENE = 5
 CALM = (True,) * by_tier(4, quick=1) + (False,) * by_tier(1, quick=2)
 """Whether a scene is calm: few scenes show every way to end only if most of them are cramped."""
-LEAST_PARTIAL_CASES = by_tier(5000, quick=500)
-LEAST_PREEMPTIONS = by_tier(1000, quick=100)
-LEAST_OWN_POLICIES = by_tier(400, quick=50)
-MOST_STEPS = 1000
+MIN_PARTIAL_CASES = by_tier(5000, quick=500)
+MIN_PREEMPTIONS = by_tier(1000, quick=100)
+MIN_OWN_POLICIES = by_tier(400, quick=50)
+MAX_STEPS = 1000
 HEAD_SIZE = 128
 
 # Some tokens are parts of characters, some several characters, so that stop texts and characters cross token borders.
@@ -490,7 +490,7 @@ def assert_equals_plain(
     cancels = {index: rng.randint(0, 8) for index in range(num_requests) if setup.cancels and rng.random() < 0.4}
 
     answers: dict[int, Answer] = {}
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         for index, expected in enumerate(plain):
             if index not in answers and joins[index] <= step:
                 speculation = build_speculation(setup, rng)
@@ -517,7 +517,7 @@ def assert_equals_plain(
         if len(answers) == num_requests and not loop.active:
             break
     else:
-        pytest.fail(f"requests still run after {MOST_STEPS} steps")
+        pytest.fail(f"requests still run after {MAX_STEPS} steps")
 
     for index, answer in answers.items():
         expected = plain[index]
@@ -591,12 +591,12 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
         f"own, {tally.apart} in passes of their own; drafts did not read {tally.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
-    assert tally.partial >= LEAST_PARTIAL_CASES, line
+    assert tally.partial >= MIN_PARTIAL_CASES, line
     assert tally.num_refused_passes > 0
     assert tally.reused_tokens > 0
-    assert tally.preemptions >= LEAST_PREEMPTIONS
+    assert tally.preemptions >= MIN_PREEMPTIONS
     assert tally.plain > 0
-    assert tally.own_policy >= LEAST_OWN_POLICIES
+    assert tally.own_policy >= MIN_OWN_POLICIES
     assert tally.bounded > tally.partial / 10
     assert tally.apart > tally.finished / 12
     assert set(tally.cut_short) == {"cancelled"}

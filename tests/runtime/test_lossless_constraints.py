@@ -33,7 +33,7 @@ from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(250, quick=80)
-LEAST = {
+MIN_CASES = {
     "forced accepted": by_tier(2000, quick=400),
     "said to be forced, and turned down": by_tier(200, quick=40),
     "habits accepted": by_tier(1000, quick=200),
@@ -44,7 +44,7 @@ LEAST = {
     "no token left": by_tier(50, quick=5),
 }
 """Rounds or requests of each hard case that the examples have to show."""
-LEAST_PREEMPTIONS = by_tier(150, quick=20)
+MIN_PREEMPTIONS = by_tier(150, quick=20)
 
 small_head = test_lossless.small_head
 
@@ -211,7 +211,7 @@ def test_enough_hard_cases_came_up(tally: ConstraintTally, request: pytest.Fixtu
         f"{tally.preemptions} preempted; by case {dict(tally.cases)}"
     )
     request.config.stash[SUMMARY_LINES].append(line)
-    for case, least in LEAST.items():
+    for case, least in MIN_CASES.items():
         assert tally.cases[case] >= least, line
-    assert tally.preemptions >= LEAST_PREEMPTIONS
+    assert tally.preemptions >= MIN_PREEMPTIONS
     assert {"stop", "end", "length", "context"} <= set(tally.reasons)

@@ -26,7 +26,7 @@ from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(300, quick=80)
-LEAST = {
+MIN_CASES = {
     "reached inside a draft": by_tier(2000, quick=300),
     "end partly drafted": by_tier(700, quick=130),
     "end split between rounds": by_tier(600, quick=150),
@@ -36,7 +36,7 @@ LEAST = {
     "opened again": by_tier(3000, quick=400),
 }
 """Rounds of each hard case that the examples have to show."""
-LEAST_PREEMPTIONS = by_tier(500, quick=100)
+MIN_PREEMPTIONS = by_tier(500, quick=100)
 
 small_head = test_lossless.small_head
 
@@ -141,7 +141,7 @@ def test_enough_hard_cases_came_up(tally: ReasoningTally, request: pytest.Fixtur
         f"{tally.preemptions} preempted; rounds by case {dict(tally.cases)}"
     )
     request.config.stash[SUMMARY_LINES].append(line)
-    for case, least in LEAST.items():
+    for case, least in MIN_CASES.items():
         assert tally.cases[case] >= least, line
-    assert tally.preemptions >= LEAST_PREEMPTIONS
+    assert tally.preemptions >= MIN_PREEMPTIONS
     assert {"stop", "end", "length", "context"} <= set(tally.reasons)

@@ -25,10 +25,10 @@ from tests.runtime.test_lossless import Scene, Setup, Tally, check_scene, draft_
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(420, quick=40)
-LEAST_REQUESTS = by_tier(5000, quick=200)
-LEAST_PARTIAL = by_tier(1000, quick=20)
+MIN_REQUESTS = by_tier(5000, quick=200)
+MIN_PARTIAL = by_tier(1000, quick=20)
 CASES = ("aligned", "split", "merged", "healed", "none", "unreadable")
-MOST_TOKENS = 250
+MAX_TOKENS = 250
 """Ids of a vocabulary: the scripted tokenizer tries one after the other."""
 
 
@@ -61,7 +61,7 @@ def test_translated_is_plain(scene: Scene, cases: Cases) -> None:
     )
     # Long drafts, of which several tokens become one, need room.
     calm = scene.calm or rng.random() < 0.5
-    scene = dataclasses.replace(scene, calm=calm, vocab_size=min(scene.vocab_size, MOST_TOKENS), setups=setups)
+    scene = dataclasses.replace(scene, calm=calm, vocab_size=min(scene.vocab_size, MAX_TOKENS), setups=setups)
 
     def make_draft(
         scene: Scene, setup: Setup, rng: random.Random, target: LogitFunction, vocabulary: ScriptedVocabulary
@@ -89,8 +89,8 @@ def test_every_case_came_up(cases: Cases, request: pytest.FixtureRequest) -> Non
         f"{dict(sorted(levels.items()))}; drafts did not read {cases.scenes.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
-    assert cases.scenes.finished >= LEAST_REQUESTS, line
-    assert cases.scenes.partial >= LEAST_PARTIAL, line
+    assert cases.scenes.finished >= MIN_REQUESTS, line
+    assert cases.scenes.partial >= MIN_PARTIAL, line
     # Few scenes may have none of the last two, which have tests of their own.
     assert set(CASES[: by_tier(6, quick=4)]) <= set(levels) <= set(CASES), line
     assert cases.scenes.preemptions > 0, line

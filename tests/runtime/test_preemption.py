@@ -41,7 +41,7 @@ from tests.runtime.test_lossless_recurrent import Twins
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(30, quick=24)
-LEAST = {
+MIN_CASES = {
     "in all": 1.0,
     "with drafts": 0.2,
     "in a prompt": 0.1,
@@ -119,7 +119,7 @@ def report(request: pytest.FixtureRequest, what: str, squeezes: Squeezes, compar
     )
     request.config.stash[SUMMARY_LINES].append(line)
     assert 2 * squeezes.num_requests > compared, line
-    for case, least in LEAST.items():
+    for case, least in MIN_CASES.items():
         assert squeezes.cases[case] >= least * compared, line
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.planning.base import RoundRecord
-from paceline.runtime.prefill_budget import FIRST_ROWS, LEAST_ROWS, PrefillBudget
+from paceline.runtime.prefill_budget import FIRST_ROWS, MIN_ROWS, PrefillBudget
 
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 48, 64)
 
@@ -75,11 +75,11 @@ def test_the_more_prompts_wait_the_more_is_read_at_once() -> None:
 def test_a_chunk_takes_a_few_rounds_at_most() -> None:
     for most in (3.0, 5.0, 8.0):
         rows = rows_beside(1, PrefillBudget(most, Costs(on_a_cpu)))
-        assert rows == LEAST_ROWS or on_a_cpu(1 + rows) <= most * on_a_cpu(1)
+        assert rows == MIN_ROWS or on_a_cpu(1 + rows) <= most * on_a_cpu(1)
 
 
 def test_however_long_it_takes_something_is_read() -> None:
-    assert rows_beside(1, PrefillBudget(1.0, Costs(on_a_cpu))) == LEAST_ROWS
+    assert rows_beside(1, PrefillBudget(1.0, Costs(on_a_cpu))) == MIN_ROWS
     assert rows_beside(1, PrefillBudget(1.0, Costs(on_a_cpu)), room=3) == 3
 
 

@@ -41,7 +41,7 @@ from tests.tiers import by_tier
 NUM_PARTS = 10
 SCENES_OF_A_PART = by_tier(200, quick=8)
 NUM_REQUESTS = 16
-MOST_STEPS = 4000
+MAX_STEPS = 4000
 
 
 @dataclass
@@ -207,7 +207,7 @@ class Reader:
 def run(loop: DecodingLoop, engine: ScriptedEngine, turn: Sequence[Wanted], rng: random.Random, tally: Tally) -> None:
     joins = sorted(rng.randint(0, 12) for _ in turn)
     readers: dict[int, Reader] = {}
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         while len(readers) < len(turn) and joins[len(readers)] <= step:
             one = turn[len(readers)]
             request = loop.add(one.prompt_ids, one.params, one.rules, one.speculation, one.cache)
@@ -223,7 +223,7 @@ def run(loop: DecodingLoop, engine: ScriptedEngine, turn: Sequence[Wanted], rng:
         if len(readers) == len(turn) and not loop.active:
             break
     else:
-        pytest.fail(f"requests still run after {MOST_STEPS} steps")
+        pytest.fail(f"requests still run after {MAX_STEPS} steps")
     for reader in readers.values():
         reader.check(tally)
 

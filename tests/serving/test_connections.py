@@ -80,7 +80,7 @@ def test_silent_connections_keep_nobody_from_a_handshake(tmp_path: Path) -> None
 
 
 def test_there_are_only_so_many_handshakes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_MOST_HANDSHAKES", 2)
+    monkeypatch.setattr(connections, "_MAX_HANDSHAKES", 2)
     with serving(Echo(), tls(tmp_path)) as port, silent(port, 5) as held:
         for client in held[:3]:
             assert is_over(client)

@@ -15,7 +15,7 @@ from paceline.serving.deployment import _SWITCH_S
 from tests.serving.live import Live, live
 from tests.timing import LoopWatch
 
-MOST_BLOCKED_S: Final = 0.1
+MAX_BLOCKED_S: Final = 0.1
 """Other tests share cores and caches, which makes the same work take up to twice as long."""
 _TRIES: Final = 6
 _BYTES: Final = 6 << 20
@@ -42,7 +42,7 @@ async def answered(server: Live, request: bytes, status: int) -> Answer:
             # What came of it is freed, too.
             await asyncio.sleep(0.01)
         blocked.append(watch.blocked_s)
-        if watch.blocked_s <= MOST_BLOCKED_S:
+        if watch.blocked_s <= MAX_BLOCKED_S:
             assert answer.status == status, answer.body[:1000]
             return answer
     raise AssertionError(f"the event loop was kept waiting for {min(blocked):.3f} s")

@@ -24,7 +24,7 @@ from paceline.serving.event_stream import EventStream
 from paceline.serving.http_protocol import CarefulProtocol
 from paceline.serving.json_bodies import read_json
 from paceline.serving.response_formats import probabilities_of
-from paceline.serving.schema import MOST_TEXTS, ChatBody, CompletionBody, TemplateBody
+from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, TemplateBody
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
 
@@ -162,11 +162,11 @@ def test_of_a_long_list_the_first_wrong_item_ends_the_look(body: Any, field: str
 @pytest.mark.parametrize(
     ("route", "body"),
     [
-        ("/completion", {"prompt": ["a", 1] * (MOST_TEXTS + 1)}),
-        ("/tokenize", {"content": ["a"] * (MOST_TEXTS + 1)}),
-        ("/completion", {"prompt": "a", "logit_bias": {f"text {number}": 1 for number in range(MOST_TEXTS + 1)}}),
-        ("/completion", {"prompt": "a", "response_fields": ["a"] * (MOST_TEXTS + 1)}),
-        ("/completion", {"prompt": "a", "samplers": "k" * (MOST_TEXTS + 1)}),
+        ("/completion", {"prompt": ["a", 1] * (MAX_TEXTS + 1)}),
+        ("/tokenize", {"content": ["a"] * (MAX_TEXTS + 1)}),
+        ("/completion", {"prompt": "a", "logit_bias": {f"text {number}": 1 for number in range(MAX_TEXTS + 1)}}),
+        ("/completion", {"prompt": "a", "response_fields": ["a"] * (MAX_TEXTS + 1)}),
+        ("/completion", {"prompt": "a", "samplers": "k" * (MAX_TEXTS + 1)}),
         ("/completion", {"prompt": "a", **{f"field {number}": 1 for number in range(1000)}}),
         (
             "/apply-template",
@@ -239,7 +239,7 @@ def test_many_probabilities_are_written_in_a_thread(
 ) -> None:
     written_by: set[int] = set()
     for module in ("work", "server"):
-        monkeypatch.setattr(f"paceline.serving.{module}.MOST_AT_ONCE", 200)
+        monkeypatch.setattr(f"paceline.serving.{module}.MAX_AT_ONCE", 200)
 
     def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
         written_by.add(threading.get_ident())

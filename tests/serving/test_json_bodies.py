@@ -149,7 +149,7 @@ LARGE = "x" * 100 + "\\n" * 100
 def test_refusals_of_bodies_that_are_read_piece_by_piece_have_their_places(
     body: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"PIECE_BYTES": 16, "MOST_UNCUT": 256, "MOST_CONTAINERS": 50, "MOST_VALUES": 100}.items():
+    for name, value in {"PIECE_BYTES": 16, "MAX_UNCUT": 256, "MAX_CONTAINERS": 50, "MAX_VALUES": 100}.items():
         monkeypatch.setattr(json_bodies, name, value)
     with pytest.raises(BodyError) as refused:
         read_json(body.replace("LARGE", LARGE).encode("utf-8", "surrogateescape"))

@@ -66,7 +66,7 @@ def test_a_row_weighs_first_tokens_by_the_sum_of_what_begins_with_them() -> None
 
 
 def test_only_the_likeliest_tokens_of_a_wide_row_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.vocabularies.mapping._MOST_TRANSLATED", 3)
+    monkeypatch.setattr("paceline.vocabularies.mapping._MAX_TRANSLATED", 3)
     mapping = mapped([b"a", b"b", b"c", b"d", b"e"], [b"a", b"b", b"c", b"d", b"e"])
     row = mapping.project(np.array([1.0, 3.0, 2.0, 4.0, 0.0]))
     assert row is not None

@@ -108,7 +108,7 @@ TERMS: Final = (
             ("looking", "what a measurement is at: it looks for cores"),
             ("_look_again", "what a pool of sequences held is asked anew"),
             ("_looking", "a lock of what looks tokens up"),
-            ("_MOST_LOOKED_UP", "references of a schema that are resolved"),
+            ("_MAX_LOOKED_UP", "references of a schema that are resolved"),
             ("TOP_P_FIRST_LOOK", "candidates that top-p sorts at first"),
             ("looks_local", "a name has the form of a path"),
             ("looked_up_bytes", "embeddings, of which a pass reads some rows"),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.variants import (
     AUTO,
     SERVER_DRAFT_VARIANTS,
@@ -43,7 +43,7 @@ _LAST_CUTS: Final[Sequence[Mapping[str, Any]]] = (
     {"tokens": 24},
     {"laps": 1},
     {"variants": [AUTO]},
-    {"prompt_tokens": 16, "tokens": LEAST_ANSWER},
+    {"prompt_tokens": 16, "tokens": MIN_ANSWER},
 )
 """What is cut where one workload with the shortest answers is still too much, one after the other, the least missed
 first: what is left in the end is a pair of plain and ``auto``, some fifty passes."""

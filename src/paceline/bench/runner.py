@@ -22,7 +22,7 @@ from paceline.bench.looping import loops
 from paceline.bench.plan import Forecast, needed_s
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
 from paceline.bench.sessions import Answer, Contestant, Engines, Session
-from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.tasks import Prepared, TaskFinder, ends_early
 from paceline.bench.variants import (
     PLAIN,
@@ -371,7 +371,7 @@ class Runner:
     def _narrow(self, contest: _Contest) -> None:
         """Leave out as many variants as there is no time for in a first lap, but for the one that is most missed."""
         name, variants = contest.result.name, contest.result.variants
-        words = "" if self._settings.tokens == LEAST_ANSWER else ": with shorter answers it takes less"
+        words = "" if self._settings.tokens == MIN_ANSWER else ": with shorter answers it takes less"
         left_s, lap_s, dropped = self._remaining_s(), _CAUTION * contest.lap_s, []
         while left_s < _CAUTION * contest.lap_s and len(contest.running) > 1:
             # Of a kind the slowest by replay, which comes last.
@@ -444,7 +444,7 @@ class Runner:
         if answer.generation is not None:
             # Plain's text, which was looked at before; near-ties may end it at once.
             return len(answer.token_ids) >= 2
-        return len(answer.token_ids) >= LEAST_ANSWER and not loops(answer.token_ids)
+        return len(answer.token_ids) >= MIN_ANSWER and not loops(answer.token_ids)
 
     def _answer(self, contestant: Contestant, task: Task) -> Answer:
         return contestant.answer(task, self._settings.temperature, self._stopped)

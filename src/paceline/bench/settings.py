@@ -9,7 +9,7 @@ from paceline.bench.workloads import PROMPT_TOKENS
 from paceline.core.errors import InputError
 from paceline.replaying.recording import RECORDED_DEPTH
 
-LEAST_ANSWER = 16
+MIN_ANSWER = 16
 """Tokens of an answer below which a task tells nothing of decoding."""
 
 
@@ -52,7 +52,7 @@ class BenchSettings:
     def __post_init__(self) -> None:
         for name, value, least in (
             ("repeats", self.laps, 1),
-            ("tokens", self.tokens, LEAST_ANSWER),
+            ("tokens", self.tokens, MIN_ANSWER),
             ("prompts", self.prompts, 1),
         ):
             if value < least:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.bench.looping import loops
 from paceline.bench.results import WorkloadResult
 from paceline.bench.sessions import Engines, Session, start
-from paceline.bench.settings import LEAST_ANSWER, BenchSettings
+from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
@@ -39,7 +39,7 @@ class Prepared:
 
 def ends_early(task: Task, token_ids: Sequence[int]) -> bool:
     """Return whether a plain answer is too short to tell anything of decoding."""
-    return len(token_ids) < min(LEAST_ANSWER, task.max_tokens)
+    return len(token_ids) < min(MIN_ANSWER, task.max_tokens)
 
 
 class TaskFinder:

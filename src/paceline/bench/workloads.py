@@ -27,7 +27,7 @@ LONG_PROMPT_TOKENS: Final = 4096
 """Most tokens of a long prompt."""
 LONG_PROMPT_ANSWER: Final = 64
 """Most tokens of the answer to a long prompt."""
-_LEAST_PROMPT: Final = 8
+_MIN_PROMPT: Final = 8
 
 MIXED: Final = "mixed"
 """Name of the session through one task of every workload."""
@@ -107,7 +107,7 @@ class Sizes:
             InputError: hardly any.
         """
         room = min(wanted, self.context_length - answer)
-        if room < min(_LEAST_PROMPT, wanted):
+        if room < min(_MIN_PROMPT, wanted):
             raise InputError(
                 f"answers of {answer} tokens leave {max(room, 0)} for prompts in a context of {self.context_length}: "
                 "ask for fewer (--tokens) or give a larger context (-c)"
@@ -299,7 +299,7 @@ def check_room(names: Sequence[str], sizes: Sizes) -> None:
     """
     for name in names:
         answer = min(LONG_PROMPT_ANSWER, sizes.tokens) if name == "long-prompt" else sizes.tokens
-        sizes.prompt_room(_LEAST_PROMPT, answer)
+        sizes.prompt_room(_MIN_PROMPT, answer)
 
 
 def edit(text: str, rng: random.Random) -> str:

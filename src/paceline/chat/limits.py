@@ -14,22 +14,22 @@ from contextvars import ContextVar
 from itertools import chain
 from typing import Any, Final
 
-MOST_CPU_S: Final = 0.4
+MAX_CPU_S: Final = 0.4
 """Processor time of this thread for one rendering, in seconds: a busy machine does not make it less."""
 CPU_S_PER_MESSAGE: Final = 0.01
 """Processor time for each message beyond that, in seconds: templates in use walk all messages for each of them."""
-MOST_CHARACTERS: Final = 1 << 22
+MAX_CHARACTERS: Final = 1 << 22
 """Characters of any one text that a template makes. A context of a million tokens has about as many."""
-MOST_BYTES: Final = 1 << 29
+MAX_BYTES: Final = 1 << 29
 """Bytes of all texts that one rendering makes, whether it keeps them or not."""
-MOST_ITEMS: Final = 1 << 18
+MAX_ITEMS: Final = 1 << 18
 """Lists, mappings, keys and values within any one list that a template makes, counted as often as they come up. Their
-texts have at most :data:`MOST_CHARACTERS` together."""
-MOST_LEVELS: Final = 500
+texts have at most :data:`MAX_CHARACTERS` together."""
+MAX_LEVELS: Final = 500
 """Lists and mappings within each other."""
-MOST_SOURCE: Final = 1 << 16
+MAX_SOURCE: Final = 1 << 16
 """Characters of a template. The longest of 70 in use has 17 thousand."""
-MOST_NODES: Final = 1 << 13
+MAX_NODES: Final = 1 << 13
 """Names, constants, operations and tags of a template. The most of 70 in use are 1,325."""
 LARGEST_NUMBER: Final = 1 << 64
 """Largest whole number that a template may make, or smallest where it is negative."""
@@ -57,13 +57,13 @@ class _Meter:
         self._cpu_s = cpu_s
         self._ends_s = time.thread_time() + cpu_s
         self._left = _CPU_EVERY
-        self._bytes_left = MOST_BYTES
+        self._bytes_left = MAX_BYTES
         self.has_grown = False
 
     def count(self, num_bytes: int) -> None:
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
-            raise LimitError(f"makes texts of more than {MOST_BYTES} bytes, all of them together")
+            raise LimitError(f"makes texts of more than {MAX_BYTES} bytes, all of them together")
         self._left -= 1
         if self._left <= 0:
             self.look()
@@ -84,7 +84,7 @@ def limited(num_messages: int = 0) -> Iterator[None]:
     Args:
         num_messages: messages that are rendered.
     """
-    token = _METER.set(_Meter(MOST_CPU_S + num_messages * CPU_S_PER_MESSAGE))
+    token = _METER.set(_Meter(MAX_CPU_S + num_messages * CPU_S_PER_MESSAGE))
     try:
         yield
     finally:
@@ -120,27 +120,27 @@ def check_characters(count: int) -> None:
     """Refuse a text that is about to be made.
 
     Raises:
-        LimitError: it would have more than :data:`MOST_CHARACTERS`.
+        LimitError: it would have more than :data:`MAX_CHARACTERS`.
     """
-    if count > MOST_CHARACTERS:
-        raise LimitError(f"makes a text of {count} characters, and the most are {MOST_CHARACTERS}")
+    if count > MAX_CHARACTERS:
+        raise LimitError(f"makes a text of {count} characters, and the most are {MAX_CHARACTERS}")
 
 
 def check_items(value: Any) -> None:
     """Refuse a list or mapping that has too much in it. What comes up in several places counts in each of them.
 
     Raises:
-        LimitError: there are more than :data:`MOST_ITEMS` or :data:`MOST_LEVELS`, or their texts are too long.
+        LimitError: there are more than :data:`MAX_ITEMS` or :data:`MAX_LEVELS`, or their texts are too long.
     """
     if not isinstance(value, _NESTED):
         return
-    items_left, characters = MOST_ITEMS, 0
+    items_left, characters = MAX_ITEMS, 0
     waiting: list[Iterator[Any]] = [_items_of(value)]
     while waiting:
         for item in waiting[-1]:
             items_left -= 1
             if items_left < 0:
-                raise LimitError(f"makes a list of more than {MOST_ITEMS} values")
+                raise LimitError(f"makes a list of more than {MAX_ITEMS} values")
             if isinstance(item, str):
                 characters += len(item)
             elif isinstance(item, _NESTED):
@@ -148,23 +148,23 @@ def check_items(value: Any) -> None:
                 break
         else:
             waiting.pop()
-        if len(waiting) > MOST_LEVELS:
-            raise LimitError(f"makes lists within each other, more than {MOST_LEVELS}")
-        if characters > MOST_CHARACTERS:
-            raise LimitError(f"makes a list of texts of more than {MOST_CHARACTERS} characters together")
+        if len(waiting) > MAX_LEVELS:
+            raise LimitError(f"makes lists within each other, more than {MAX_LEVELS}")
+        if characters > MAX_CHARACTERS:
+            raise LimitError(f"makes a list of texts of more than {MAX_CHARACTERS} characters together")
 
 
 def grow(values: list[Any], value: Any) -> None:
     """Add a value to a list of a template.
 
     Raises:
-        LimitError: the list would have more than :data:`MOST_ITEMS`.
+        LimitError: the list would have more than :data:`MAX_ITEMS`.
     """
     meter = _METER.get()
     if meter is not None:
         meter.has_grown = True
-    if len(values) >= MOST_ITEMS:
-        raise LimitError(f"makes a list of more than {MOST_ITEMS} values")
+    if len(values) >= MAX_ITEMS:
+        raise LimitError(f"makes a list of more than {MAX_ITEMS} values")
     values.append(value)
 
 

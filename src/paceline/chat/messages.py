@@ -18,7 +18,7 @@ _SCALARS: Final = (str, int, float, bool)
 """Kinds of values that plain data ends in."""
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 """Values of ``type`` by which the parts of a message are text."""
-_MOST_LEVELS: Final = 100
+_MAX_LEVELS: Final = 100
 """Lists and mappings within each other. JSON schemas of tools have about ten."""
 
 
@@ -88,7 +88,7 @@ def _content(content: object, called: str) -> str | list[dict[str, Any]]:
     return [{**part, "type": "text"} for part in content]
 
 
-def plain_data(value: Any, called: str, levels: int = _MOST_LEVELS) -> Any:
+def plain_data(value: Any, called: str, levels: int = _MAX_LEVELS) -> Any:
     """Return a value made of JSON's kinds alone, so that a template gets hold of nothing else.
 
     Args:
@@ -102,7 +102,7 @@ def plain_data(value: Any, called: str, levels: int = _MOST_LEVELS) -> Any:
     if value is None or isinstance(value, _SCALARS):
         return value
     if levels == 0:
-        raise InputError(f"{called} holds lists or mappings within each other, more than {_MOST_LEVELS}: give fewer")
+        raise InputError(f"{called} holds lists or mappings within each other, more than {_MAX_LEVELS}: give fewer")
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):

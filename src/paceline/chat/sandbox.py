@@ -31,8 +31,8 @@ from jinja2.utils import Cycler, Namespace
 from markupsafe import Markup
 
 from paceline.chat.limits import (
-    MOST_CHARACTERS,
-    MOST_NODES,
+    MAX_CHARACTERS,
+    MAX_NODES,
     LimitError,
     check_argument,
     check_characters,
@@ -278,8 +278,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """
         template = super()._parse(source, name, filename)
         for number, node in enumerate(template.find_all(nodes.Node)):
-            if number >= MOST_NODES:
-                raise LimitError(f"has more than {MOST_NODES} names, constants, operations and tags")
+            if number >= MAX_NODES:
+                raise LimitError(f"has more than {MAX_NODES} names, constants, operations and tags")
             if type(node) in _NO_TAGS:
                 raise TemplateSyntaxError(f"chat templates have no tag {_NO_TAGS[type(node)]!r}", node.lineno)
         for loop in template.find_all(nodes.For):
@@ -499,6 +499,6 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    if _WIDE_FIELD.search(pattern) or len(pattern) > MOST_CHARACTERS >> 8:
+    if _WIDE_FIELD.search(pattern) or len(pattern) > MAX_CHARACTERS >> 8:
         raise LimitError(f"formats a date by {pattern[:40]!r}")
     return datetime.now().strftime(pattern)

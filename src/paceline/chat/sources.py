@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.chat.limits import MOST_SOURCE
+from paceline.chat.limits import MAX_SOURCE
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.core.vocabulary import Vocabulary
@@ -157,7 +157,7 @@ def _read_template(file: Path) -> str:
     try:
         with file.open(encoding="utf-8-sig") as stream:
             # One more than a template may have is refused as all of it would be.
-            source = stream.read(MOST_SOURCE + 1)
+            source = stream.read(MAX_SOURCE + 1)
     except FileNotFoundError:
         raise InputError(f"there is no file {file} (`template_file`): give the path of a chat template") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 
-from paceline.chat.limits import MOST_SOURCE, LimitError, check_items, limited
+from paceline.chat.limits import MAX_SOURCE, LimitError, check_items, limited
 from paceline.chat.marked import MarkedText
 from paceline.chat.messages import Message, plain_data
 from paceline.chat.sandbox import TemplateEnvironment, TemplateRefusalError
@@ -151,8 +151,8 @@ class ChatTemplate:
             raise InputError(self._fault(what, "change them")) from None
 
     def _compiled(self, source: str) -> Any:
-        if len(source) > MOST_SOURCE:
-            raise ModelFileError(self._fault(f"has more than {MOST_SOURCE} characters"))
+        if len(source) > MAX_SOURCE:
+            raise ModelFileError(self._fault(f"has more than {MAX_SOURCE} characters"))
         try:
             with limited():
                 return _environment().from_string(source)

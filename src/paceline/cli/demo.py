@@ -54,7 +54,7 @@ _SLOW: Final = 1.5
 """Times as long as planned that a scene's shortest plain answer may take before one race of it has to do;"""
 _SLOWER: Final = 3.0
 """and before it becomes shorter than that."""
-_LEAST_TOKENS: Final = 16
+_MIN_TOKENS: Final = 16
 """Tokens of an answer, however slow the machine is."""
 _RESTLESS: Final = 1.15
 """Times as long as the quickest that the slowest of several plain answers may take on a machine that is left alone."""
@@ -224,7 +224,7 @@ def plan(scene: Scene, per_second: float) -> tuple[int, int]:
     fewest, most = scene.tokens
     wanted = scene.seconds * per_second
     if fewest > _SLOWER * wanted:
-        fewest = max(round(_SLOWER * wanted), _LEAST_TOKENS)
+        fewest = max(round(_SLOWER * wanted), _MIN_TOKENS)
     tokens = min(max(round(wanted), fewest), most)
     return tokens, _TRIES if tokens <= _SLOW * wanted else 1
 

@@ -65,7 +65,7 @@ paceline doctor target-1b-q8_0 draft --json doctor.json --html doctor.html
 _WHAT, _OUTPUT = "What is looked at", "Output"
 _DEFAULT_BUDGET_S = 60.0
 """Seconds for a candidate."""
-_LEAST_BUDGET_S = 5.0
+_MIN_BUDGET_S = 5.0
 """Least seconds for a candidate that can be asked for."""
 _PIPE_WIDTH = 120
 """Columns of the report where standard output is no terminal."""
@@ -121,7 +121,7 @@ def doctor(
         float,
         typer.Option(
             "--budget-s",
-            help=f"Seconds for a candidate, {_LEAST_BUDGET_S:g} at least; more looks at more text.",
+            help=f"Seconds for a candidate, {_MIN_BUDGET_S:g} at least; more looks at more text.",
             rich_help_panel=_WHAT,
         ),
     ] = _DEFAULT_BUDGET_S,
@@ -165,8 +165,8 @@ def doctor(
             _NAMED_BY_ARGUMENTS,
         ),
     )
-    if not _LEAST_BUDGET_S <= budget_s < math.inf:
-        raise InputError(f"--budget-s {budget_s:g}: give a finite number of seconds from {_LEAST_BUDGET_S:g} on")
+    if not _MIN_BUDGET_S <= budget_s < math.inf:
+        raise InputError(f"--budget-s {budget_s:g}: give a finite number of seconds from {_MIN_BUDGET_S:g} on")
     # All answers have theirs of the same one, though it be drawn.
     seed = SamplingParams(temperature=temp, seed=seed).seed
     programs = () if export_to is None else check_program(export_to)

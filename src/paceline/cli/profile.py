@@ -61,7 +61,7 @@ paceline profile --json - | jq .profile.target.widths
 _MEASURING, _OUTPUT = "Measuring", "Output"
 _DEFAULT_BUDGET_S = ProfilingBudget().max_s
 
-_MOST_ROWS = 1024
+_MAX_ROWS = 1024
 _PIPE_WIDTH = 100
 _LONGEST_BAR = 48
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -335,10 +335,8 @@ def _parse_widths(text: str) -> list[int]:
             raise InputError(
                 f"--widths {text!r}: {part.strip()!r} is neither a number nor a range such as 1-8"
             ) from None
-        if not 1 <= low <= high <= _MOST_ROWS:
-            raise InputError(
-                f"--widths {text!r}: {part.strip()!r} is not within 1 to {_MOST_ROWS}, the lower end first"
-            )
+        if not 1 <= low <= high <= _MAX_ROWS:
+            raise InputError(f"--widths {text!r}: {part.strip()!r} is not within 1 to {_MAX_ROWS}, the lower end first")
         widths += range(low, high + 1)
     return widths
 

@@ -28,7 +28,7 @@ STACKED_BELOW: Final = 76
 _AROUND: Final = 9
 """Lines of a terminal that a replay leaves free: frames, figures, and what stands above and below it."""
 
-_MOST_LINES: Final = 14
+_MAX_LINES: Final = 14
 _FEWEST_LINES: Final = 3
 
 _GUESSED_BY: Final = {
@@ -73,9 +73,9 @@ def picture(console: Console, race: Race, at_s: float) -> RenderableType:
     lanes: tuple[tuple[LaneName, Lane], ...] = (("plain", race.plain), ("speculative", race.speculative))
     width, room = console.width, console.height - _AROUND
     if width < STACKED_BELOW:
-        height = min(max(room // 2 - 2, _FEWEST_LINES), _MOST_LINES)
+        height = min(max(room // 2 - 2, _FEWEST_LINES), _MAX_LINES)
         return Group(*(_lane(console, name, lane, race.prompt, at_s, width, height) for name, lane in lanes))
-    height = min(max(room, _FEWEST_LINES), _MOST_LINES)
+    height = min(max(room, _FEWEST_LINES), _MAX_LINES)
     grid = Table.grid(padding=0)
     half = width // 2
     grid.add_row(*(_lane(console, name, lane, race.prompt, at_s, half, height) for name, lane in lanes))

@@ -45,7 +45,7 @@ JOINED: Final = "joined-"
 _DEEP: Final = 10
 """Levels of parts that are joined; an object of more stays open."""
 
-_MOST_JOINED: Final = 100_000
+_MAX_JOINED: Final = 100_000
 """Parts that are joined and the names in them, each counted for every object that they are joined to."""
 
 
@@ -137,9 +137,9 @@ class _Closing:
         whole, seen = _Whole(), set[int]()
         self._add(part, whole, 0, seen)
         self._num_joined += len(seen) + len(whole.names) + len(whole.required)
-        if self._num_joined > _MOST_JOINED:
+        if self._num_joined > _MAX_JOINED:
             raise ConstraintError(
-                f"{said(path)}: allOf, anyOf and $ref join more than {_MOST_JOINED:,} parts and properties: write out "
+                f"{said(path)}: allOf, anyOf and $ref join more than {_MAX_JOINED:,} parts and properties: write out "
                 "the objects that are wanted"
             )
         return whole

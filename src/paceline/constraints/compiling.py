@@ -27,7 +27,7 @@ from paceline.constraints.guided import Guide
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.reasons import is_excess, is_left_out, reason_of, without_excerpt
 from paceline.constraints.schema_errors import place_of, schema_reason
-from paceline.constraints.schema_limits import MOST_BYTES
+from paceline.constraints.schema_limits import MAX_BYTES
 from paceline.constraints.sources import Calls, JsonObject, JsonSchema, Lark, Source
 from paceline.constraints.vocabulary import tokenizer_of
 from paceline.core.arrays import BoolArray
@@ -61,7 +61,7 @@ class CompilingLimits:
         lexer_states: states of automata, over all answers that keep to the grammar: 1 to 2 kB each.
     """
 
-    source_bytes: int = MOST_BYTES
+    source_bytes: int = MAX_BYTES
     wait_s: float = 5.0
     kept: int = 64
     kept_bytes: int = 8 << 20

@@ -26,17 +26,17 @@ from paceline.constraints.gbnf_reader import (
     parts_of,
     read_gbnf,
 )
-from paceline.constraints.lexemes import COPIED, MOST_PLACES, Lexeme, TooLargeError, lexeme_of, swallowed
+from paceline.constraints.lexemes import COPIED, MAX_PLACES, Lexeme, TooLargeError, lexeme_of, swallowed
 from paceline.core.errors import ConstraintError
 from paceline.core.vocabulary import Vocabulary
 
-MOST_RULES = 2_000
+MAX_RULES = 2_000
 """Rules of a GBNF grammar."""
 
 _LONGEST_RUN = 8
 """Parts of a sequence that are taken off a lexeme one by one, from its end; a longer one falls apart at once."""
 
-_MOST_STEPS = 700_000
+_MAX_STEPS = 700_000
 """Steps to tell what may be a lexeme; where that takes more, only characters are."""
 
 _AT_A_GLANCE = 8
@@ -45,7 +45,7 @@ _AT_A_GLANCE = 8
 _STEP_BITS = 1_000
 """Bits of a set that are taken for one step."""
 
-_MOST_DEPTH = 100
+_MAX_DEPTH = 100
 """Parts in parts of one lexeme."""
 
 _TOO_LARGE = 1 << 30
@@ -76,8 +76,8 @@ def lark_of(text: str, vocabulary: Vocabulary) -> str:
 def _lark_of(text: str, vocabulary: Vocabulary) -> str:
     token_of = cache(partial(_token_of, vocabulary=vocabulary))
     rules = _reachable(read_gbnf(text, token_of))
-    if len(rules) > MOST_RULES:
-        raise ConstraintError(f"the grammar has {len(rules):,} rules, and the most is {MOST_RULES:,}: make it smaller")
+    if len(rules) > MAX_RULES:
+        raise ConstraintError(f"the grammar has {len(rules):,} rules, and the most is {MAX_RULES:,}: make it smaller")
     _check_ends(rules)
     rules = {name: _without_right_recursion(name, node) for name, node in rules.items()}
     return _Writer(rules, sorted(vocabulary.end_ids)).write()
@@ -185,7 +185,7 @@ class _Writer:
         self._extents: dict[int, _Extent | None] = {}
         self._flat: dict[str, _Extent] = {}
         self._find_flat()
-        self._budget = Budget(_MOST_STEPS // (1 + self._sets.num_bits // _STEP_BITS))
+        self._budget = Budget(_MAX_STEPS // (1 + self._sets.num_bits // _STEP_BITS))
         self._is_spent = False
         self._broken: set[int] = set()
         self._cuts: dict[int, tuple[Node, list[Node]]] = {}
@@ -270,7 +270,7 @@ class _Writer:
 
     def _build(self, node: Node) -> Lexeme | None:
         extent = self._extent(node)
-        if extent is None or extent.places > MOST_PLACES or extent.depth > _MOST_DEPTH:
+        if extent is None or extent.places > MAX_PLACES or extent.depth > _MAX_DEPTH:
             return None
         self._budget.take(extent.ranges)
         try:

@@ -12,16 +12,16 @@ from typing import TypeAlias
 
 from paceline.core.errors import ConstraintError
 
-MOST_REPEATED = 2_000
+MAX_REPEATED = 2_000
 """Counted repetitions, also of groups in groups; llama.cpp takes more as no limit at all, and so does this."""
 
-MOST_NESTED = 60
+MAX_NESTED = 60
 """Groups in groups."""
 
-MOST_ELEMENTS = 20_000
+MAX_ELEMENTS = 20_000
 """Characters of literals, classes and references of all rules."""
 
-MOST_PARTS = 100_000
+MAX_PARTS = 100_000
 """Groups, alternatives and repetitions of all rules, some of which may say nothing."""
 
 _LAST = 0x10FFFF
@@ -161,14 +161,14 @@ class _Reader:
 
     def _count(self) -> None:
         self._num_elements += 1
-        if self._num_elements > MOST_ELEMENTS:
-            raise self.error(f"the grammar has more than {MOST_ELEMENTS:,} characters and names: make it smaller")
+        if self._num_elements > MAX_ELEMENTS:
+            raise self.error(f"the grammar has more than {MAX_ELEMENTS:,} characters and names: make it smaller")
 
     def _made(self, node: Node, repeated: int = 1) -> Node:
         """Count a part, and note how often what it has in it is repeated at most."""
         self._num_parts += 1
-        if self._num_parts > MOST_PARTS:
-            raise self.error(f"the grammar has more than {MOST_PARTS:,} groups and repetitions: make it smaller")
+        if self._num_parts > MAX_PARTS:
+            raise self.error(f"the grammar has more than {MAX_PARTS:,} groups and repetitions: make it smaller")
         self._repeated[id(node)] = repeated * max(map(self._repeated_in, parts_of(node)), default=1)
         return node
 
@@ -177,8 +177,8 @@ class _Reader:
         return self._repeated.get(id(node), 1)
 
     def _choice(self, depth: int) -> Node:
-        if depth > MOST_NESTED:
-            raise self.error(f"groups are nested more than {MOST_NESTED} deep: give parts names")
+        if depth > MAX_NESTED:
+            raise self.error(f"groups are nested more than {MAX_NESTED} deep: give parts names")
         options = [self._sequence(depth)]
         while self._next() == "|":
             self._at += 1
@@ -197,8 +197,8 @@ class _Reader:
                     raise self.error("nothing comes before this that could be repeated")
                 least, most = counts
                 items[-1] = self._made(Repeat(items[-1], least, most), most or max(least, 1))
-                if self._repeated_in(items[-1]) > MOST_REPEATED:
-                    raise self.error(f"more than {MOST_REPEATED:,} repetitions, those of groups in groups multiplied")
+                if self._repeated_in(items[-1]) > MAX_REPEATED:
+                    raise self.error(f"more than {MAX_REPEATED:,} repetitions, those of groups in groups multiplied")
             else:
                 break
             self._space(newlines=depth > 0)
@@ -314,11 +314,11 @@ class _Reader:
             raise self.error("expected {m}, {m,} or {m,n}", place)
         self._at = end + 1
         least, most = int(low), int(high) if high else None if comma else int(low)
-        if least > MOST_REPEATED:
-            raise self.error(f"{least:,} repetitions, and the most is {MOST_REPEATED:,}", place)
+        if least > MAX_REPEATED:
+            raise self.error(f"{least:,} repetitions, and the most is {MAX_REPEATED:,}", place)
         if most is not None and most < least:
             raise self.error(f"from {least} to {most} repetitions is no number at all", place)
-        return least, most if most is None or most <= MOST_REPEATED else None
+        return least, most if most is None or most <= MAX_REPEATED else None
 
 
 def _is_word(char: str) -> bool:

@@ -11,7 +11,7 @@ from paceline.constraints.embedded_schemas import embedded_schemas, place_in
 from paceline.constraints.gbnf import lark_of
 from paceline.constraints.installed import need_llguidance
 from paceline.constraints.prepared_schemas import has_alternatives, prepared
-from paceline.constraints.schema_limits import MOST_PATTERN, SchemaBudget
+from paceline.constraints.schema_limits import MAX_PATTERN, SchemaBudget
 from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 from paceline.core.errors import ConstraintError
 from paceline.core.vocabulary import Vocabulary
@@ -28,10 +28,10 @@ _ALL_TOKENS = '%llguidance {"no_forcing": true}'
 """A mask has all tokens that may follow. Else it had one alone where bytes are certain, whichever the model prefers,
 and to find all certain bytes takes a second where there is no end of them."""
 
-MOST_LARK_BYTES = 64 << 10
+MAX_LARK_BYTES = 64 << 10
 """Bytes of a grammar in llguidance's own language."""
 
-MOST_LARK_RULES = 500
+MAX_LARK_RULES = 500
 """Rules: those that double others take time with their square, and stack with their number."""
 
 
@@ -51,9 +51,9 @@ def most_bytes(source: Source) -> float:
         case Calls():
             return math.inf
         case Lark():
-            return MOST_LARK_BYTES
+            return MAX_LARK_BYTES
         case Regex():
-            return MOST_PATTERN
+            return MAX_PATTERN
         case _:
             return math.inf
 
@@ -78,9 +78,9 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
         case Lark():
             _check_embedded(source)
             num_rules = len(_RULE.findall(source.text))
-            if num_rules > MOST_LARK_RULES and not isinstance(source, Calls):
+            if num_rules > MAX_LARK_RULES and not isinstance(source, Calls):
                 raise ConstraintError(
-                    f"{source.name} has {num_rules:,} rules, and the most is {MOST_LARK_RULES:,}: make it smaller"
+                    f"{source.name} has {num_rules:,} rules, and the most is {MAX_LARK_RULES:,}: make it smaller"
                 )
             lark = source.text
         case Regex():

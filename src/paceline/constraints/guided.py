@@ -23,10 +23,10 @@ from paceline.core.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MOST_FORCED = 128
+_MAX_FORCED = 128
 """Tokens that are told at once of what has to follow."""
 
-_MOST_ALIKE = 256
+_MAX_ALIKE = 256
 """Tokens that may follow where all of them could begin with the same: no token has so many beginnings."""
 
 _SLOW_S = 0.05
@@ -38,7 +38,7 @@ _FEW = 4
 _STRAYED = 8
 """Tokens for which nothing is told of what has to follow, after a model began to spell it by others: it goes on so."""
 
-_MOST_S = 1.0
+_MAX_S = 1.0
 """Seconds of processor time that an answer may take above what its states are due."""
 
 _STATE_S = 10e-3
@@ -64,7 +64,7 @@ class _Allowance:
 
     def __init__(self, size: int) -> None:
         self._state_s = _STATE_S + size * _TOKEN_S
-        self._left_s = _MOST_S
+        self._left_s = _MAX_S
 
     @property
     def is_spent(self) -> bool:
@@ -73,7 +73,7 @@ class _Allowance:
 
     def earn(self) -> None:
         """Add what a state is due."""
-        self._left_s = min(self._left_s + self._state_s, _MOST_S)
+        self._left_s = min(self._left_s + self._state_s, _MAX_S)
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -265,12 +265,12 @@ class GuidedConstraint:
         ahead = self._matcher.deep_copy()
         begun = self._begin_forced(ahead, began_s + _SLOW_S)
         if begun is not None:
-            found = self._guide.spelled(begun)[:_MOST_FORCED]
+            found = self._guide.spelled(begun)[:_MAX_FORCED]
         else:
             ahead = self._matcher.deep_copy()
             # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
             ahead.compute_ff_bytes()
-            found = ahead.compute_ff_tokens()[:_MOST_FORCED]
+            found = ahead.compute_ff_tokens()[:_MAX_FORCED]
         if self._spoils(ahead) or ahead.is_error() or time.thread_time() - began_s > _SLOW_S:
             self._guide.is_slow = True
         return tuple(found[: self._num_allowed(found)])
@@ -285,13 +285,13 @@ class GuidedConstraint:
             until_s: processor time of this thread until which is looked.
         """
         found = bytearray()
-        for step in range(_MOST_FORCED):
+        for step in range(_MAX_FORCED):
             may_follow = np.flatnonzero(_mask_of(ahead, self._guide.size)).tolist()
             if ahead.is_error():
                 return b""
             if step > _FEW and time.thread_time() > until_s:
                 break
-            if not 0 < len(may_follow) <= _MOST_ALIKE:
+            if not 0 < len(may_follow) <= _MAX_ALIKE:
                 return None
             texts = {self._guide.token_bytes(token_id): token_id for token_id in may_follow}
             least, most = min(texts), max(texts)

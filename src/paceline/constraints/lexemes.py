@@ -14,14 +14,14 @@ from functools import cached_property
 from paceline.constraints.budget import Budget
 from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token
 
-MOST_PLACES = 2_000
+MAX_PLACES = 2_000
 """Characters of a lexeme; what has more is taken apart."""
 
-_MOST_EDGES = 100_000
+_MAX_EDGES = 100_000
 """Pairs of places of a lexeme of which one may come after the other."""
 _EDGES = 10
 """Such pairs that are taken for one step."""
-_MOST_STATES = 4_000
+_MAX_STATES = 4_000
 """Pairs of sets of places that are compared to tell what one lexeme takes from another."""
 COPIED = 8
 """Repetitions that are counted; more are taken for any number, which errs on the side of no lexeme."""
@@ -71,7 +71,7 @@ class Lexeme:
 
 
 def lexeme_of(node: Node, rules: dict[str, Node], mask_of: Callable[[Chars], int], budget: Budget) -> Lexeme:
-    """Return the automaton of a part of at most :data:`MOST_PLACES` that refers to no rule in which it is itself.
+    """Return the automaton of a part of at most :data:`MAX_PLACES` that refers to no rule in which it is itself.
 
     Args:
         node: the part.
@@ -105,7 +105,7 @@ def swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
             if state not in known:
                 known.add(state)
                 rest.append(state)
-                if len(known) > _MOST_STATES:
+                if len(known) > _MAX_STATES:
                     return -1
     return found
 
@@ -229,7 +229,7 @@ class _Builder:
 
     def _link(self, places: frozenset[int], following: frozenset[int]) -> None:
         self._num_edges += len(places) * len(following)
-        if self._num_edges > _MOST_EDGES:
+        if self._num_edges > _MAX_EDGES:
             raise TooLargeError
         self._budget.take(len(places) * len(following) // _EDGES)
         for place in places:

@@ -15,34 +15,34 @@ from typing import Any
 from paceline.constraints.schema_parts import Path, References, is_number, listed, mapping, said, subschemas
 from paceline.core.errors import ConstraintError
 
-MOST_BYTES = 512 << 10
+MAX_BYTES = 512 << 10
 """Bytes of a source, whatever it is."""
 
-MOST_NESTED = 100
+MAX_NESTED = 100
 """Levels of JSON; llguidance reads 120."""
 
-MOST_SUBSCHEMAS = 10_000
+MAX_SUBSCHEMAS = 10_000
 """Each may take 14 kB of stack where they refer to one another in a row (``core.deep_stack.STACK_BYTES``)."""
 
-MOST_OPTIONAL = 2_000
+MAX_OPTIONAL = 2_000
 """Optional properties of one object: the time goes with their square, and is 0.3 s for so many."""
 
-MOST_PATTERNS = 100
+MAX_PATTERNS = 100
 """``patternProperties`` of all objects together: any two of an object are compared, in 0.25 s for so many."""
 
-MOST_JOINED = 256
+MAX_JOINED = 256
 """Alternatives that ``allOf`` and ``$ref`` make of those of ``anyOf`` in them: 1,024 take 2 s for one mask."""
 
 _JOINED_DEEP = 10
 """Levels of ``allOf`` and ``$ref`` that are looked at for them."""
 
-MOST_PATTERN = 8_000
+MAX_PATTERN = 8_000
 """Characters of a pattern: the memory goes with their square, and is 4 MB for so many."""
 
-MOST_LETTERS = 128_000
+MAX_LETTERS = 128_000
 """Characters of all patterns."""
 
-MOST_MULTIPLE = 100_000
+MAX_MULTIPLE = 100_000
 """All different ``multipleOf`` together, each as a number of its last digit's units: each of these is a state of an
 automaton, 0.4 s for so many. Where they differ, twice as many take 1.5 s."""
 
@@ -75,9 +75,9 @@ class SchemaBudget:
             self._take_patterns(path, part)
             properties = mapping(part.get("properties"))
             num_optional = len(properties) - len(listed(part.get("required")))
-            if num_optional > MOST_OPTIONAL:
+            if num_optional > MAX_OPTIONAL:
                 raise ConstraintError(
-                    f"{said(path)}: {num_optional:,} optional properties, and the most is {MOST_OPTIONAL:,}: "
+                    f"{said(path)}: {num_optional:,} optional properties, and the most is {MAX_OPTIONAL:,}: "
                     "list more under required"
                 )
             multiple = part.get("multipleOf")
@@ -86,9 +86,9 @@ class SchemaBudget:
             joining = joining or any(key in part for key in _JOINING)
         alternatives = _Alternatives(References(schema, parts))
         for path, part in parts:
-            if alternatives.multiplied(part) > MOST_JOINED:
+            if alternatives.multiplied(part) > MAX_JOINED:
                 raise ConstraintError(
-                    f"{said(path)}: allOf would join more than {MOST_JOINED} alternatives of anyOf and oneOf: "
+                    f"{said(path)}: allOf would join more than {MAX_JOINED} alternatives of anyOf and oneOf: "
                     "write out those that are wanted"
                 )
         if joining:
@@ -96,41 +96,41 @@ class SchemaBudget:
         self._take_multiples(own)
 
     def _counted_parts(self, schema: Any) -> list[tuple[Path, dict[str, Any]]]:
-        most = MOST_SUBSCHEMAS - self._num_parts
+        most = MAX_SUBSCHEMAS - self._num_parts
         parts = list(itertools.islice(subschemas(schema), most + 1))
         if len(parts) > most:
-            raise ConstraintError(f"the JSON schema has more than {MOST_SUBSCHEMAS:,} parts: make it smaller")
+            raise ConstraintError(f"the JSON schema has more than {MAX_SUBSCHEMAS:,} parts: make it smaller")
         self._num_parts += len(parts)
         return parts
 
     def _take_patterns(self, path: Path, part: dict[str, Any]) -> None:
         patterns = mapping(part.get("patternProperties"))
         self._num_patterns += len(patterns)
-        if self._num_patterns > MOST_PATTERNS:
+        if self._num_patterns > MAX_PATTERNS:
             raise ConstraintError(
-                f"{said(path)}: the JSON schema has more than {MOST_PATTERNS} patternProperties: leave some out"
+                f"{said(path)}: the JSON schema has more than {MAX_PATTERNS} patternProperties: leave some out"
             )
         for pattern in (*patterns, part.get("pattern")):
             num_letters = len(pattern) if isinstance(pattern, str) else 0
             self._num_letters += num_letters
-            if num_letters > MOST_PATTERN or self._num_letters > MOST_LETTERS:
+            if num_letters > MAX_PATTERN or self._num_letters > MAX_LETTERS:
                 raise ConstraintError(
-                    f"{said(path)}: a pattern has more than {MOST_PATTERN:,} characters, or all together more than "
-                    f"{MOST_LETTERS:,}: leave some out"
+                    f"{said(path)}: a pattern has more than {MAX_PATTERN:,} characters, or all together more than "
+                    f"{MAX_LETTERS:,}: leave some out"
                 )
 
     def _take_multiples(self, own: dict[Fraction, Path]) -> None:
         for multiple, path in own.items():
-            if abs(multiple) > MOST_MULTIPLE or abs(multiple.numerator) > MOST_MULTIPLE:
+            if abs(multiple) > MAX_MULTIPLE or abs(multiple.numerator) > MAX_MULTIPLE:
                 raise ConstraintError(
-                    f"{said((*path, 'multipleOf'))}: {_shown(multiple)}, and the most is {MOST_MULTIPLE:,}: "
+                    f"{said((*path, 'multipleOf'))}: {_shown(multiple)}, and the most is {MAX_MULTIPLE:,}: "
                     "leave it out, or say it by a pattern"
                 )
             self._multiples.add(multiple)
-            if sum(abs(each.numerator) for each in self._multiples) > MOST_MULTIPLE:
+            if sum(abs(each.numerator) for each in self._multiples) > MAX_MULTIPLE:
                 raise ConstraintError(
                     f"{said((*path, 'multipleOf'))}: with this number, all different ones come to more than "
-                    f"{MOST_MULTIPLE:,} units of their last digits: leave some out"
+                    f"{MAX_MULTIPLE:,} units of their last digits: leave some out"
                 )
 
 
@@ -161,7 +161,7 @@ class _Alternatives:
             own = [len(listed(part.get(keyword))) for keyword in ("anyOf", "oneOf")]
             factors = [factor for factor in (*own, *(number for number, _ in joined)) if factor > 1]
             is_product = len(factors) > 1 or any(inner for _, inner in joined)
-            self._known[key] = min(math.prod(factors), MOST_JOINED + 1), is_product
+            self._known[key] = min(math.prod(factors), MAX_JOINED + 1), is_product
         return self._known[key]
 
 
@@ -169,9 +169,9 @@ def _check_nesting(schema: Any) -> None:
     level, depth = [schema], 0
     while level:
         depth += 1
-        if depth > MOST_NESTED:
+        if depth > MAX_NESTED:
             raise ConstraintError(
-                f"the JSON schema is nested more than {MOST_NESTED} levels deep: "
+                f"the JSON schema is nested more than {MAX_NESTED} levels deep: "
                 "name its parts under $defs and refer to them"
             )
         below: list[Any] = []
@@ -190,14 +190,14 @@ def check_size(value: Any, name: str) -> None:
     Raises:
         ConstraintError: it has more bytes than a source may have.
     """
-    left = MOST_BYTES
+    left = MAX_BYTES
     rest, known = [value], set[int]()
     while rest:
         one = rest.pop()
         is_mapping = not isinstance(one, str | int | float | None) and isinstance(one, Mapping)
         left -= len(one) if is_mapping or isinstance(one, str | list | tuple) else 1
         if left < 0:
-            raise ConstraintError(f"{name} has too many bytes, and the most is {MOST_BYTES:,}: make it smaller")
+            raise ConstraintError(f"{name} has too many bytes, and the most is {MAX_BYTES:,}: make it smaller")
         if (is_mapping or isinstance(one, list | tuple)) and id(one) not in known:
             # What holds itself is for those to find who write it out.
             known.add(id(one))
@@ -214,9 +214,9 @@ def _check_joined(multiples: dict[Fraction, Path]) -> None:
         return
     unit = math.lcm(*(multiple.denominator for multiple in multiples))
     whole = [int(abs(multiple) * unit) for multiple in multiples]
-    if math.lcm(*whole) > MOST_MULTIPLE * math.gcd(*whole):
+    if math.lcm(*whole) > MAX_MULTIPLE * math.gcd(*whole):
         places = " and ".join(said((*path, "multipleOf")) for path in list(multiples.values())[:2])
         raise ConstraintError(
-            f"{places}: numbers whose least common multiple is more than {MOST_MULTIPLE:,} may be joined here: "
+            f"{places}: numbers whose least common multiple is more than {MAX_MULTIPLE:,} may be joined here: "
             "leave some out"
         )

@@ -22,7 +22,7 @@ _INNER = frozenset((*_ONE, *_LISTS, *_MAPPINGS))
 _SHARED = ("$defs", "definitions")
 _IDS = ("$id", "id")
 
-_MOST_LOOKED_UP = 20_000
+_MAX_LOOKED_UP = 20_000
 """References times parts with an ``$id``: each pointer is looked for in each of these."""
 
 
@@ -116,10 +116,10 @@ class References:
                 self._named.setdefault(part["$anchor"], []).append(part)
             if isinstance(part.get("$ref"), str):
                 refs.add(part["$ref"])
-        if len(self._roots) > 1 and len(refs) * len(self._roots) > _MOST_LOOKED_UP:
+        if len(self._roots) > 1 and len(refs) * len(self._roots) > _MAX_LOOKED_UP:
             raise ConstraintError(
                 f"the JSON schema has {len(refs):,} different $ref and {len(self._roots) - 1:,} $id, and the most is "
-                f"{_MOST_LOOKED_UP:,} for both multiplied: leave each $id out that no $ref names"
+                f"{_MAX_LOOKED_UP:,} for both multiplied: leave each $id out that no $ref names"
             )
 
     def targets(self, ref: Any) -> list[Any]:

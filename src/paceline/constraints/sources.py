@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from paceline.constraints.prepared_schemas import prepared
-from paceline.constraints.schema_limits import MOST_BYTES, check_size
+from paceline.constraints.schema_limits import MAX_BYTES, check_size
 from paceline.core.errors import ConstraintError
 
-_MOST_GIVEN = 4 * MOST_BYTES
+_MAX_GIVEN = 4 * MAX_BYTES
 """Characters of a schema's own text, which may have space that says nothing."""
 
 Whitespace: TypeAlias = Literal["any", "short", "single", "none"]
@@ -200,9 +200,9 @@ Source: TypeAlias = JsonSchema | JsonObject | Gbnf | Lark | Regex | Choice
 
 def _json_text(schema: Mapping[str, object] | bool | str, name: str) -> str:
     """Return a schema as JSON on one line, which NaN and infinity are no part of."""
-    if isinstance(schema, str) and len(schema) > _MOST_GIVEN:
+    if isinstance(schema, str) and len(schema) > _MAX_GIVEN:
         raise ConstraintError(
-            f"{name} has {len(schema):,} characters as it was given, and the most is {_MOST_GIVEN:,}: make it smaller"
+            f"{name} has {len(schema):,} characters as it was given, and the most is {_MAX_GIVEN:,}: make it smaller"
         )
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema

@@ -12,7 +12,7 @@ from typing import Any, Final
 from paceline.constraints.schema_parts import Path, in_its_places, is_number, listed, mapping, reachable, said
 from paceline.core.errors import ConstraintError
 
-_MOST_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 
 
 def _is_open(value: Any) -> bool:
@@ -242,5 +242,5 @@ def _at_most(value: Any, most: int) -> bool:
 
 def named_places(places: Sequence[str]) -> str:
     """Return places of a schema in words, for messages: the first of many."""
-    more = f" and {len(places) - _MOST_NAMED} more places" if len(places) > _MOST_NAMED else ""
-    return ", ".join(places[:_MOST_NAMED]) + more
+    more = f" and {len(places) - _MAX_NAMED} more places" if len(places) > _MAX_NAMED else ""
+    return ", ".join(places[:_MAX_NAMED]) + more

@@ -39,10 +39,10 @@ HEAD_RANGE_NATS = 14.0
 _REACH_NATS = 8.0
 """Within so much of the largest logit most rows have what truncation leaves, and not many more tokens."""
 
-_MOST_NEAR = 1024
+_MAX_NEAR = 1024
 """Most tokens there that are taken out."""
 
-_MOST_SORTED = 128
+_MAX_SORTED = 128
 """Most tokens that are sorted by Python."""
 
 _ROUNDING = {2: 2.0**-6, 4: 2.0**-19, 8: 2.0**-48}
@@ -146,7 +146,7 @@ class FewCandidates:
     @staticmethod
     def suits(params: SamplingParams) -> bool:
         """Return whether logits near the largest decide, and the processors are in one of the usual orders."""
-        is_cut = 0 < params.top_k <= _MOST_SORTED or (params.top_p == 1.0 and params.min_p > 0.0)
+        is_cut = 0 < params.top_k <= _MAX_SORTED or (params.top_p == 1.0 and params.min_p > 0.0)
         return is_cut and not params.greedy and params.order in (LLAMA_CPP_ORDER, TRANSFORMERS_ORDER)
 
     def best(self, candidates: Candidates, position: int) -> tuple[int, float] | None:
@@ -188,20 +188,20 @@ class FewCandidates:
 
         Where all of the ``k`` largest are needed they are among them, and all that are equal to the least of these.
         """
-        if len(logits) <= _MOST_SORTED:
+        if len(logits) <= _MAX_SORTED:
             return None, logits.tolist()
         least = min(self._top_k, len(logits)) if self._needs_all else 0
         reach = _REACH_NATS if self._needs_all else self._most_below + 0.1
         is_near = logits > top - reach
-        if least <= np.count_nonzero(is_near) <= _MOST_NEAR:
+        if least <= np.count_nonzero(is_near) <= _MAX_NEAR:
             indices = is_near.nonzero()[0]
         elif self._top_k:
             indices = largest(logits, min(self._top_k, len(logits)))
         else:
             return None
-        if 0 < self._top_k < len(indices) > _MOST_SORTED:
+        if 0 < self._top_k < len(indices) > _MAX_SORTED:
             indices = indices[largest(logits[indices], self._top_k)]
-        if len(indices) > _MOST_SORTED:
+        if len(indices) > _MAX_SORTED:
             return None
         return indices.tolist(), logits[indices].tolist()
 

@@ -52,7 +52,7 @@ Case: TypeAlias = Literal["aligned", "split", "merged", "none", "healed", "unrea
 (``merged``), none was added (``none``); or the text's last token was replaced first (``healed``), or the text did not
 come back and there was no level at all (``unreadable``)."""
 
-_MOST_HEALING: Final = 32
+_MAX_HEALING: Final = 32
 """Longer tokens that may stand in for a text's last one, the likeliest of them."""
 
 _LEVELS_PER_TOKEN: Final = 8
@@ -369,7 +369,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
             return None
         num_said, said = len(cut.target_ids), list(cut.target_ids)
         draft_ids, first_ids = [], []
-        for draft_id in longer_ids[np.argsort(-row[longer_ids], kind="stable")[:_MOST_HEALING]]:
+        for draft_id in longer_ids[np.argsort(-row[longer_ids], kind="stable")[:_MAX_HEALING]]:
             piece = self.engine.vocabulary.token_bytes(int(draft_id))
             token_ids = self._mapping.target.continuation(cut.before + piece)
             if token_ids is not None and len(token_ids) > num_said and token_ids[:num_said] == said:

@@ -44,13 +44,13 @@ DEFAULT_BRANCHES = 8
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Kinds of devices on which models run under torch."""
 
-_MOST_SPECIAL_TOKENS = 8
+_MAX_SPECIAL_TOKENS = 8
 """Tokens that a tokenizer may put around a text, or take for the space that it puts before it."""
 
 MAX_BRANCHES = 192
 """Most tree branches asked of an engine by default; llama.cpp has 256 sequence ids in all."""
 
-_LEAST_DRAFT_CONTEXT: Final = 2
+_MIN_DRAFT_CONTEXT: Final = 2
 
 _OPTION = functools.partial(Option, panel="Models")
 
@@ -478,9 +478,9 @@ def own_context(path: str | Path, asked_by: str) -> int:
 
 
 def _check_draft_context(length: int | None) -> None:
-    if length is not None and length < _LEAST_DRAFT_CONTEXT:
+    if length is not None and length < _MIN_DRAFT_CONTEXT:
         raise InputError(
-            f"`DraftOptions.context_length` {length}: the least is {_LEAST_DRAFT_CONTEXT}, a token "
+            f"`DraftOptions.context_length` {length}: the least is {_MIN_DRAFT_CONTEXT}, a token "
             "that was said and one that is drafted "
             "after it; 0 takes the draft model's own context"
         )
@@ -572,7 +572,7 @@ def check_prompt(options: ModelOptions, prompt: str) -> None:
         ModelFileError: the header or the vocabulary cannot be read.
         CapabilityError: the engine's package is not installed.
     """
-    most_tokens = len(prompt.encode("utf-8", "surrogatepass")) + _MOST_SPECIAL_TOKENS
+    most_tokens = len(prompt.encode("utf-8", "surrogatepass")) + _MAX_SPECIAL_TOKENS
     if options.context_length is not None and most_tokens < options.context_length:
         return
     context_length = foreseen_context_length(options)

@@ -12,7 +12,7 @@ from paceline.engines.base import COMMITTED_END, Engine, Step
 ROUND_WIDTHS: Final = (*range(1, 17), *range(24, 65, 8))
 """Rows of rounds. On CUDA llama.cpp has a kernel for each number of them up to 8, and then for each eight more."""
 
-_MOST_S: Final = 1.5
+_MAX_S: Final = 1.5
 """After which no further pass is made: layers that were left to the CPU can take long."""
 
 
@@ -34,7 +34,7 @@ def warm_up(engine: Engine, widths: Iterable[int] = ROUND_WIDTHS) -> None:
     widest = min(limits.max_rows, limits.max_outputs, limits.context_length)
     started_s = time.perf_counter()
     for rows in (rows for rows in widths if rows <= widest):
-        if time.perf_counter() - started_s > _MOST_S:
+        if time.perf_counter() - started_s > _MAX_S:
             return
         sequence = engine.open()
         try:

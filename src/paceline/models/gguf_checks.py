@@ -17,7 +17,7 @@ from paceline.core.numbers import shown
 from paceline.core.text import spelled_bytes
 from paceline.models.gguf_header import GgufHeader, Value, read_gguf_texts
 
-MOST_LAYERS: Final = 512
+MAX_LAYERS: Final = 512
 """llama.cpp's ``LLAMA_MAX_LAYERS``."""
 _LONGEST_CONTEXT: Final = 2**31 - 1
 """Tokens that llama.cpp can count."""
@@ -54,7 +54,7 @@ def check_values(path: Path, header: GgufHeader) -> None:
         if value is not None and not least <= value <= most:
             raise _damaged(path, f"{architecture}.{key}", value, f"{of_what} are {least} to {most}")
 
-    check_range("block_count", 1, MOST_LAYERS, "layers")
+    check_range("block_count", 1, MAX_LAYERS, "layers")
     check_range("context_length", 1, _LONGEST_CONTEXT, "tokens of a context")
     check_range("vocab_size", 1, LARGEST_VOCABULARY, "tokens of a vocabulary")
     layers, predicting = whole("block_count"), whole("nextn_predict_layers") or 0

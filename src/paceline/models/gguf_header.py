@@ -47,7 +47,7 @@ _SCALARS: Final = {
 _STRING, _ARRAY = 8, 9
 _UINT32, _UINT64 = _SCALARS[4], _SCALARS[10]
 
-_MOST_DIMENSIONS: Final = 4
+_MAX_DIMENSIONS: Final = 4
 
 _LONGEST_KEPT_ARRAY: Final = 1024
 """Longer arrays, and all arrays of texts, are vocabularies: only their lengths are kept."""
@@ -55,7 +55,7 @@ _LONGEST_KEPT_ARRAY: Final = 1024
 _LONGEST_SHOWN: Final = 80
 """Characters of a key in a message."""
 
-_MOST_ITEMS: Final = 1 << 24
+_MAX_ITEMS: Final = 1 << 24
 """No vocabulary, list of keys or list of tensors is longer; a damaged count would be walked for minutes."""
 
 
@@ -229,7 +229,7 @@ class _Reader:
             name = self._text()
             names.append(name)
             num_dimensions = int(self._scalar(_UINT32))
-            if num_dimensions > _MOST_DIMENSIONS:
+            if num_dimensions > _MAX_DIMENSIONS:
                 raise _DamagedError(f"a tensor of {num_dimensions} dimensions")
             shape = [int(self._scalar(_UINT64)) for _ in range(num_dimensions)]
             kind, offset = int(self._scalar(_UINT32)), int(self._scalar(_UINT64))
@@ -274,7 +274,7 @@ class _Reader:
 
     def _count(self, of: str) -> int:
         count = int(self._scalar(_UINT64))
-        if count > _MOST_ITEMS:
+        if count > _MAX_ITEMS:
             raise _DamagedError(f"it says it has {count} {of}")
         return count
 

@@ -45,7 +45,7 @@ _MANY_BITS: Final = 6.0
 """Bits a weight above which Q4_0, which has about 4.5, is much smaller; it is also the fastest type on most CPUs."""
 _FEW_BITS: Final = 3.75
 """Bits a weight below which Q2_K, which has 3 to 3.5, is hardly smaller, and what is smaller agrees with little."""
-_MOST_SHARE: Final = 0.95
+_MAX_SHARE: Final = 0.95
 """Share of the target's size that a draft of its own has at most."""
 
 _LONGEST_NAME: Final = 80
@@ -175,7 +175,7 @@ class OwnDraftFile:
 
     def is_worth(self, num_bytes: int) -> bool:
         """Return whether a copy of so many bytes is so much smaller than the target that it may draft."""
-        return num_bytes <= _MOST_SHARE * self.target_bytes
+        return num_bytes <= _MAX_SHARE * self.target_bytes
 
     def make(self, report: MakeReport | None = None, *, waiting: Callable[[], None] | None = None) -> Path:
         """Return its path, after making it if it is not there.

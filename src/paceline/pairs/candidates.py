@@ -18,7 +18,7 @@ from paceline.sizes import size_text
 
 _DEEPEST: Final = 4
 """Folders below each other that are searched: LM Studio's models lie two deep, those in the hub's cache four."""
-_MOST_SHARE: Final = 0.9
+_MAX_SHARE: Final = 0.9
 """Of the target's size, beyond which a model in a folder is not tried."""
 
 
@@ -108,7 +108,7 @@ def _chosen(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
             continue
         if what.num_parameters == 0:
             skipped.append(Skipped(name, "it holds a vocabulary and no weights"))
-        elif what.num_bytes > _MOST_SHARE * target.num_bytes:
+        elif what.num_bytes > _MAX_SHARE * target.num_bytes:
             sizes = f"{size_text(what.num_bytes)} beside the target's {size_text(target.num_bytes)}"
             skipped.append(Skipped(name, f"{sizes}: too large to draft (name it to try it all the same)"))
         else:

@@ -76,7 +76,7 @@ _CALIBRATION_ROUNDS: Final = 2.2
 """Rounds of the short live answers, for each token of one."""
 _CALIBRATION_SHARE: Final = 0.15
 """Of the time for a candidate, that these answers may take;"""
-_LEAST_CALIBRATION: Final = 8
+_MIN_CALIBRATION: Final = 8
 """and tokens that each has however slow the machine is. What a round takes beside its pass is little of a slow one."""
 
 Tell = Callable[[str, float], None]
@@ -257,7 +257,7 @@ class Examiner:
     def _calibration_tokens(self, profile: CostProfile) -> int:
         """Return how many tokens the short live answers have, so that a slow machine is done in time."""
         tokens = _CALIBRATION_SHARE * self._budget_s / (_CALIBRATION_ROUNDS * profile.round_s(1))
-        return max(_LEAST_CALIBRATION, min(CALIBRATION_TOKENS, int(tokens)))
+        return max(_MIN_CALIBRATION, min(CALIBRATION_TOKENS, int(tokens)))
 
     def _tasks(self, engines: Engines, tokens: int) -> list[Task]:
         return tasks_of(

@@ -20,7 +20,7 @@ from paceline.vocabularies.relation import (
 if TYPE_CHECKING:
     from paceline.core.vocabulary import Vocabulary
 
-_MOST_LEFT_OUT: Final = 0.5
+_MAX_LEFT_OUT: Final = 0.5
 """Share of texts that may not come back from a tokenizer before nothing can be translated to its tokens."""
 
 
@@ -85,7 +85,7 @@ def _words(relation: VocabularyRelation, alignment: Alignment | None) -> str:
         of_text = relation.num_differing - relation.num_unused
         return f"fits but for {relation.num_differing:,} ids, {of_text:,} of them of text"
     assert alignment is not None
-    if alignment.one_share is None or alignment.left_out > _MOST_LEFT_OUT * alignment.texts:
+    if alignment.one_share is None or alignment.left_out > _MAX_LEFT_OUT * alignment.texts:
         return f"does not fit: {alignment.left_out} of {alignment.texts} texts do not come back from its tokenizer"
     ends = alignment.ends[ALL].value or 0.0
     return (

@@ -56,7 +56,7 @@ _FEWEST_TOKENS: Final = 64
 """Tokens below which a prediction says nothing: the first of each answer go to finding out."""
 _LONG_ROUND: Final = 2.0
 """Median rounds beyond which one was not alone on the machine."""
-_MOST_FACTOR: Final = 1.5
+_MAX_FACTOR: Final = 1.5
 """How much slower, or faster, than measured passes may be held to be by live answers."""
 
 
@@ -266,7 +266,7 @@ def calibrated(
     more_s = drafting.spent.drafters_s * _steadiness(drafting) - counted.drafts_s
     return LiveCosts(
         profile,
-        pass_factor=min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR),
+        pass_factor=min(max(factor, 1 / _MAX_FACTOR), _MAX_FACTOR),
         level_s=max(more_s, 0.0) / max(counted.num_drafts, 1),
         round_own_s=_own_s(plain),
         drafting_own_s=max(_own_s(by_auto), _own_s(plain)),

@@ -23,11 +23,11 @@ PROMPT_TOKENS: Final = 48
 
 _PIECES: Final = 24
 """Prompts that are cut from one text of a user's."""
-_MOST_BYTES: Final = 4 << 20
+_MAX_BYTES: Final = 4 << 20
 """Bytes of a user's file that are read."""
-_LEAST_PROMPT: Final = 8
+_MIN_PROMPT: Final = 8
 """Tokens of a prompt below which it says nothing of a text."""
-_MOST_LETTERS: Final = 32
+_MAX_LETTERS: Final = 32
 """Letters of a text for each token of a prompt that is cut from it."""
 _FIELDS: Final = ("prompt", "text", "content")
 """Names under which a line of a JSON-lines file may have its text; the first that is there counts."""
@@ -65,11 +65,11 @@ def file_samples(path: Path) -> list[Sample]:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    content = data[:_MOST_BYTES].decode("utf-8-sig", "ignore")
-    if len(data) > _MOST_BYTES and path.suffix == ".jsonl":
+    content = data[:_MAX_BYTES].decode("utf-8-sig", "ignore")
+    if len(data) > _MAX_BYTES and path.suffix == ".jsonl":
         content = content.rpartition("\n")[0]  # of its last line there is only the beginning
     texts = list(_of_lines(path, content)) if path.suffix == ".jsonl" else list(_pieces(content))
     if not texts:
@@ -127,7 +127,7 @@ def tasks_of(
         InputError: there is hardly any room for prompts, or no text is long enough for one.
     """
     room = min(PROMPT_TOKENS, context_length - tokens)
-    if room < _LEAST_PROMPT:
+    if room < _MIN_PROMPT:
         raise InputError(
             f"answers of {tokens} tokens leave {max(room, 0)} for prompts in a context of {context_length}: give a "
             "larger context (-c)"
@@ -135,9 +135,9 @@ def tasks_of(
     tasks = []
     for number, sample in enumerate(samples):
         # All of a long text need not be cut into tokens for its beginning.
-        prompt_ids = tuple(vocabulary.tokenize(sample.text[: _MOST_LETTERS * room])[:room])
-        if len(prompt_ids) >= _LEAST_PROMPT:
+        prompt_ids = tuple(vocabulary.tokenize(sample.text[: _MAX_LETTERS * room])[:room])
+        if len(prompt_ids) >= _MIN_PROMPT:
             tasks.append(Task(sample.kind, sample.name, prompt_ids, tokens, seed + number))
     if not tasks:
-        raise InputError(f"no text is as long as {_LEAST_PROMPT} tokens: give a longer one with --text")
+        raise InputError(f"no text is as long as {_MIN_PROMPT} tokens: give a longer one with --text")
     return tasks

@@ -32,7 +32,7 @@ from paceline.output import whole_file
 EntryKind: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
 """What kind of entry, and the folder they lie in."""
 
-_MOST_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 64 << 20
 """Bytes of an entry that are read; the longest there are, of answers, take some MiB."""
 
 _T = TypeVar("_T")
@@ -110,7 +110,7 @@ def load_entry(kind: EntryKind, key: PairKey, read: Callable[[Any], _T]) -> _T |
     """
     try:
         path = entry_path(kind, key)
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             return None
         entry = json.loads(read_text(path), parse_float=_finite, parse_constant=_finite)
         if entry["key"] != json.loads(_canonical(key.facts)):

@@ -25,7 +25,7 @@ from paceline.planning.base import RoundCosts, RoundRecord
 PROMPT_ROUNDS: Final = 8.0
 """Plain rounds that a pass with a chunk of a prompt may take."""
 
-LEAST_ROWS: Final = 4
+MIN_ROWS: Final = 4
 """Rows of prompts in a pass, however long it takes: all prompts are read at last."""
 
 FIRST_ROWS: Final = 16
@@ -93,7 +93,7 @@ class PrefillBudget:
         if self._costs is None:
             return self._seen(len(decoding), room) if decoding else room
         context = sum(request.cached for request in decoding) // _CONTEXT_STEP * _CONTEXT_STEP
-        asked = (len(decoding), prompts, context, min(LEAST_ROWS if decoding else left, room), room)
+        asked = (len(decoding), prompts, context, min(MIN_ROWS if decoding else left, room), room)
         if asked != self._asked:
             self._asked, self._rows = asked, self._chunk(self._costs, *asked)
         return self._rows
@@ -125,7 +125,7 @@ class PrefillBudget:
         if plain_s is None or not self._row_s:
             return min(room, FIRST_ROWS)
         rows = (self._prompt_rounds - 1.0) * plain_s / self._row_s
-        return min(room, _rounded_down(max(LEAST_ROWS, int(rows))))
+        return min(room, _rounded_down(max(MIN_ROWS, int(rows))))
 
     def _chunk(self, costs: RoundCosts, count: int, prompts: int, context: int, least: int, room: int) -> int:
         """Return the smallest number of rows for which readers wait about as little as can be."""
@@ -148,7 +148,7 @@ class PrefillBudget:
         widest they have few different ones, as changing the width costs time.
         """
         widths = [*self._widths]
-        width = 2 * widths[-1] if widths else LEAST_ROWS
+        width = 2 * widths[-1] if widths else MIN_ROWS
         while width < count + room:
             widths += [width, width + width // 2]
             width *= 2

@@ -39,7 +39,7 @@ from paceline.runtime.writing import rollback_text
 
 _log = logging.getLogger(__name__)
 
-_LEAST_PLACE_S = 1.0
+_MIN_PLACE_S = 1.0
 """Seconds for which a request has its place before it gives way to another client's, the first time."""
 
 
@@ -233,7 +233,7 @@ class Scheduler:
             return False
         now_s = self._clock.now_s()
         for request in reversed(self._running.values()):
-            least_s = _LEAST_PLACE_S * 2**request.stats.preemptions
+            least_s = _MIN_PLACE_S * 2**request.stats.preemptions
             if counts[request.cache.client] == most and now_s - self._started_s[request.id] >= least_s:
                 self._open_round = [_checkpoint(request)]
                 self.preempt(request)

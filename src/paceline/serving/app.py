@@ -104,13 +104,13 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
 
     app.include_router(router)
     # It hands on streams of events as they come. Level 1, as the event loop waits for what has up to 128 KiB.
-    app.add_middleware(GZipMiddleware, minimum_size=_LEAST_COMPRESSED, compresslevel=1)
+    app.add_middleware(GZipMiddleware, minimum_size=_MIN_COMPRESSED, compresslevel=1)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answered(server))
     return secured(_HeadAsGet(app), security, server.refused)
 
 
-_LEAST_COMPRESSED: Final = 4096
+_MIN_COMPRESSED: Final = 4096
 """Bytes of an answer from which on it is compressed for clients that take that. Most answers to a prompt have fewer."""
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -315,7 +315,7 @@ def _refusing(what: str) -> Callable[[], Awaitable[None]]:
     return refuse
 
 
-_MOST_TOKENIZED: Final = 2 << 20
+_MAX_TOKENIZED: Final = 2 << 20
 """Bytes of a text for ``/tokenize``: no call of a tokenizer can be stopped, and at worst these take some seconds."""
 
 
@@ -333,10 +333,10 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
         def answer() -> bytes:
             parts = read_mixed(body.content, "content")
             length = sum(len(part.encode("utf-8", "replace")) for part in parts if isinstance(part, str))
-            if length > _MOST_TOKENIZED:
+            if length > _MAX_TOKENIZED:
                 raise FieldError(
                     "content",
-                    f"content has {length} bytes: at most {_MOST_TOKENIZED} are tokenized at once; send parts",
+                    f"content has {length} bytes: at most {_MAX_TOKENIZED} are tokenized at once; send parts",
                 )
             token_ids = encode(
                 parts,

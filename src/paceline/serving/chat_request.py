@@ -24,7 +24,7 @@ from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named
 from paceline.serving.schema import ChatBody, TemplateBody, whole_of
 
-_MOST_VARIABLES: Final = 1000
+_MAX_VARIABLES: Final = 1000
 
 _SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "thinking": ("type", "budget_tokens"),
@@ -77,10 +77,10 @@ def further_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def _settings_of(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]]:
     """Yield fields that say how a conversation is written, each with its option and value; later ones count."""
     variables = body.chat_template_kwargs or {}
-    if len(variables) > _MOST_VARIABLES:
+    if len(variables) > _MAX_VARIABLES:
         raise FieldError(
             "chat_template_kwargs",
-            f"chat_template_kwargs has {len(variables)} variables: at most {_MOST_VARIABLES} are taken",
+            f"chat_template_kwargs has {len(variables)} variables: at most {_MAX_VARIABLES} are taken",
         )
     variables = dict(variables)
     yield (
@@ -158,7 +158,7 @@ def _first_at_fault(given: Mapping[str, Any], names: Mapping[str, str], defaults
     return names[list(given)[-1]]
 
 
-_MOST_TOOLS: Final = 128
+_MAX_TOOLS: Final = 128
 """Tools of a request, as many as OpenAI's API takes."""
 
 
@@ -322,8 +322,8 @@ def _schema_of(content: Named | None, call_format: ToolCallFormat, *, required: 
 def _check_all(tools: Sequence[Any]) -> None:
     for number, tool in enumerate(tools):
         _check(tool, f"tools[{number}]")
-    if len(tools) > _MOST_TOOLS:
-        raise FieldError("tools", f"{len(tools)} tools: at most {_MOST_TOOLS} are taken")
+    if len(tools) > _MAX_TOOLS:
+        raise FieldError("tools", f"{len(tools)} tools: at most {_MAX_TOOLS} are taken")
 
 
 def _check(tool: Any, place: str) -> None:

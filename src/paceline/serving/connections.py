@@ -29,7 +29,7 @@ from paceline.serving.security import SecuritySettings
 SPARE_PLACES: Final = 64
 """Connections beyond those that may have a request under way: of clients that are to be told so."""
 
-_MOST_HANDSHAKES: Final = 256
+_MAX_HANDSHAKES: Final = 256
 """TLS handshakes at a time. asyncio takes a quarter of a MiB for each."""
 
 _YOUNG_S: Final = 1.0
@@ -152,7 +152,7 @@ class Acceptor:
             if self._count >= self._most and not self._drop_one(Claim.UNFINISHED):
                 connection.close()
                 continue
-            if len(self._opening) >= _MOST_HANDSHAKES:
+            if len(self._opening) >= _MAX_HANDSHAKES:
                 self._drop_one(Claim.SILENT)
             place = _Place(self, connection, _owner_of(address), self._protocol())
             self._places.setdefault(place.owner, {})[place] = None

@@ -24,7 +24,7 @@ from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, further_settings, read_tools
 from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named, check_known, unknown_within
-from paceline.serving.schema import MOST_TEXTS, ChatBody, CompletionBody, Speculative, whole_of
+from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, whole_of
 
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
@@ -33,9 +33,9 @@ DEFAULT_TOP_LOGPROBS: Final = 20
 """Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
 does."""
 
-_MOST_STEPS: Final = 64
+_MAX_STEPS: Final = 64
 
-_MOST_NAMED: Final = 16
+_MAX_NAMED: Final = 16
 """Unknown fields that a warning names."""
 
 _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
@@ -226,7 +226,7 @@ def read_generation_request(
 
 def warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
     """Return what to say of names that nobody knows."""
-    named = [f"unknown field {shown(name)} was ignored" for name in unknown[:_MOST_NAMED]]
+    named = [f"unknown field {shown(name)} was ignored" for name in unknown[:_MAX_NAMED]]
     more = len(unknown) - len(named)
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
 
@@ -333,8 +333,8 @@ def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
 
 def _sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return the sampling steps that are named, or spelled by llama.cpp's letters."""
-    if len(given) > _MOST_STEPS:
-        raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MOST_STEPS} are taken")
+    if len(given) > _MAX_STEPS:
+        raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MAX_STEPS} are taken")
     letters = {letter: name for name, (letter, _, _) in _SAMPLERS.items()}
     letters |= {letter: name for name, letter in _OTHER_SAMPLERS.items() if letter}
     names = tuple(letters.get(letter, letter) for letter in given) if isinstance(given, str) else tuple(given)
@@ -417,9 +417,9 @@ def read_biases(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], 
         value = -math.inf if bias is False else float(bias)
         if isinstance(token, str) and not _ID.fullmatch(token):
             texts.append((token, value))
-            if len(texts) > MOST_TEXTS:
+            if len(texts) > MAX_TEXTS:
                 raise FieldError(
-                    "logit_bias", f"logit_bias has more than {MOST_TEXTS} texts: give token ids, or fewer texts"
+                    "logit_bias", f"logit_bias has more than {MAX_TEXTS} texts: give token ids, or fewer texts"
                 )
         else:
             ids[int(token)] = value

@@ -24,7 +24,7 @@ LINGER_S: Final = 2.0
 """Seconds for which the rest of a refused body is read and dropped. A connection that closes on unread bytes is reset,
 and the client may then lose the answer that says why."""
 
-_MOST_AHEAD: Final = 1 << 16
+_MAX_AHEAD: Final = 1 << 16
 """Bytes of later requests that are taken while one is answered."""
 
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
@@ -152,7 +152,7 @@ class CarefulProtocol(H11Protocol):
         if self._is_refused:
             return
         super().data_received(data)
-        if self._is_answering and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _MOST_AHEAD:
+        if self._is_answering and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _MAX_AHEAD:
             # uvicorn reads nothing more once a further request is there, and would not see that the client leaves.
             self.flow.resume_reading()
 

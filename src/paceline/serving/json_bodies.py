@@ -24,16 +24,16 @@ from paceline.core.errors import InputError
 from paceline.serving.errors import LONGEST_SHOWN
 from paceline.terminal_text import printable_line
 
-MOST_LEVELS: Final = 128
+MAX_LEVELS: Final = 128
 """Lists and objects within each other. Deeper ones would exhaust the stack here, or of whoever walks them later."""
-MOST_VALUES: Final = 1_000_000
+MAX_VALUES: Final = 1_000_000
 """Values of a body. A bias for each token of the largest vocabularies, in pairs, comes to 800,000."""
-MOST_CONTAINERS: Final = 270_000
+MAX_CONTAINERS: Final = 270_000
 """Lists and objects of a body. A bias for each token of the largest vocabularies, in pairs, comes to 262,144. Python's
 garbage collector looks at all of them at once, which takes up to 50 ms."""
 PIECE_BYTES: Final = 1 << 16
 """Bytes of a body that are read at once. The name of a field may have as many, as it is written in the body."""
-MOST_UNCUT: Final = 1 << 20
+MAX_UNCUT: Final = 1 << 20
 """Characters that are read at once at most, where there is no place to cut: within a number, among blanks, or where
 objects are in each other and have long names."""
 SMALLEST_INTEGER: Final = -(1 << 63)
@@ -74,8 +74,8 @@ class _UnfitLiteralError(Exception):
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object that a request's body is. Other threads run while a long one is read.
 
-    Beyond what JSON demands, these are refused: more than :data:`MOST_LEVELS` levels, :data:`MOST_VALUES` values or
-    :data:`MOST_CONTAINERS` lists and objects, numbers that are not finite, integers that do not fit into 64 bits, a
+    Beyond what JSON demands, these are refused: more than :data:`MAX_LEVELS` levels, :data:`MAX_VALUES` values or
+    :data:`MAX_CONTAINERS` lists and objects, numbers that are not finite, integers that do not fit into 64 bits, a
     field given twice in one object, and half a surrogate pair in a text.
 
     Args:
@@ -202,9 +202,9 @@ class _LongBody:
             if self._is_over:
                 self._check_blank(text)
                 text = ""
-            if len(text) > MOST_UNCUT:
+            if len(text) > MAX_UNCUT:
                 raise BodyError(
-                    f"the body has {MOST_UNCUT:,} characters and more from {self._place(text, 0)} on without a comma "
+                    f"the body has {MAX_UNCUT:,} characters and more from {self._place(text, 0)} on without a comma "
                     "or a value that is a text: send fewer blanks and shorter names"
                 )
             # What has no place to be cut at is not looked at anew with each piece.
@@ -233,7 +233,7 @@ class _LongBody:
             elif mark in "[{":
                 opened += mark
                 num_opened += 1
-                if len(opened) > MOST_LEVELS:
+                if len(opened) > MAX_LEVELS:
                     raise _too_deep(self._place(text, found.start()))
             elif mark in "]}":
                 if _CLOSING.get(opened[-1:]) != mark or len(opened) == 1:
@@ -276,8 +276,8 @@ class _LongBody:
         self._num_values += cut.num_commas + cut.num_opened
         self._num_containers += cut.num_opened
         for count, most, what in (
-            (self._num_containers, MOST_CONTAINERS, "lists and objects"),
-            (self._num_values, MOST_VALUES, "values"),
+            (self._num_containers, MAX_CONTAINERS, "lists and objects"),
+            (self._num_values, MAX_VALUES, "values"),
         ):
             if count > most:
                 raise BodyError(f"the body has more than {most:,} {what}: send fewer")
@@ -368,7 +368,7 @@ def _no_object(value: Any) -> BodyError:
 
 
 def _too_deep(place: str) -> BodyError:
-    return BodyError(f"the body nests deeper than {MOST_LEVELS} levels at {place}")
+    return BodyError(f"the body nests deeper than {MAX_LEVELS} levels at {place}")
 
 
 def _given_twice(name: str) -> BodyError:
@@ -377,14 +377,14 @@ def _given_twice(name: str) -> BodyError:
 
 def _check_levels(source: _Source) -> None:
     text = source.text
-    if text.count("[") + text.count("{") <= MOST_LEVELS:
+    if text.count("[") + text.count("{") <= MAX_LEVELS:
         return
     level = 0
     for found in _TOKENS.finditer(text):
         token = found[0]
         if token in "[{":
             level += 1
-            if level > MOST_LEVELS:
+            if level > MAX_LEVELS:
                 raise _too_deep(source.place(found.start()))
         elif token in "]}":
             level -= 1

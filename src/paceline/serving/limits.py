@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.core.errors import QueueFullError
 from paceline.serving.auth import namespace_of
 from paceline.serving.errors import RefusedError
-from paceline.serving.json_bodies import MOST_VALUES
+from paceline.serving.json_bodies import MAX_VALUES
 
 
 class Shares:
@@ -137,7 +137,7 @@ class BodyReader:
         self._app = app
         self._max_bytes = max_body_bytes
         self._timeout_s = body_timeout_s
-        heaviest = max_body_bytes * _BYTES_OF_MEMORY + min(max_body_bytes, MOST_VALUES) * _MARK_BYTES
+        heaviest = max_body_bytes * _BYTES_OF_MEMORY + min(max_body_bytes, MAX_VALUES) * _MARK_BYTES
         self._room = Shares(_HEAVIEST * heaviest, keys_differ=keys_differ)
         self._whose = ", of each key half of what others leave" if keys_differ else ""
 
@@ -216,7 +216,7 @@ class _Held:
     def take(self, part: bytes) -> bool:
         """Return whether there is room for a further part."""
         # What has more values is not read.
-        marks = min(part.count(b",") + part.count(b"[") + part.count(b"{"), MOST_VALUES - self._marks)
+        marks = min(part.count(b",") + part.count(b"[") + part.count(b"{"), MAX_VALUES - self._marks)
         more = len(part) * _BYTES_OF_MEMORY + marks * _MARK_BYTES
         if not self._room.take(self._key, more):
             return False

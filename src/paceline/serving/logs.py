@@ -94,7 +94,7 @@ def request_id_of(scope: Scope) -> str:
     return request_id
 
 
-_MOST: Final = 3
+_MAX: Final = 3
 """Lines of one kind in a second. What a client brings about again and again would fill the disk."""
 
 
@@ -120,7 +120,7 @@ class AtMostAFew(logging.Filter):
         kind = self._kinds.setdefault((record.pathname, record.lineno), _Kind())
         if not 0 <= record.created - kind.began_s < 1:
             kind.began_s, kind.passed = record.created, 0
-        if kind.passed == _MOST:
+        if kind.passed == _MAX:
             kind.left_out += 1
             return False
         kind.passed += 1

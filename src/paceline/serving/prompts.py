@@ -37,7 +37,7 @@ from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ModelHost, ServedModel
-from paceline.serving.schema import MOST_TEXTS, ChatBody, TemplateBody
+from paceline.serving.schema import MAX_TEXTS, ChatBody, TemplateBody
 from paceline.serving.work import Kind, Share
 from paceline.vocabularies.length import most_tokens
 
@@ -378,8 +378,8 @@ def read_mixed(content: Any, name: str) -> list[TextOrId]:
         return [content]
     if isinstance(content, list) and all(isinstance(item, str) or _is_id(item) for item in content):
         num_texts = sum(isinstance(item, str) for item in content)
-        if num_texts > MOST_TEXTS:
-            raise FieldError(name, f"{name} is made of {num_texts} texts: at most {MOST_TEXTS} are taken; join them")
+        if num_texts > MAX_TEXTS:
+            raise FieldError(name, f"{name} is made of {num_texts} texts: at most {MAX_TEXTS} are taken; join them")
         return list(content)
     raise FieldError(name, f"{name} is {shown(content)}: give a text, token ids, or both in a list")
 

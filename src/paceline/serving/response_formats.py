@@ -55,7 +55,7 @@ class Listed:
     def __init__(self, items: Sequence[Any], made_of: Callable[[Sequence[Any]], list[Any]], num_each: int = 1) -> None:
         self._items = items
         self._made_of = made_of
-        self._at_once = max(_MOST_AT_ONCE // num_each, 1)
+        self._at_once = max(_MAX_AT_ONCE // num_each, 1)
 
     def whole(self) -> list[Any]:
         """Return the list."""
@@ -70,7 +70,7 @@ class Listed:
         yield b"[]" if between == b"[" else b"]"
 
 
-_MOST_AT_ONCE: Final = 1000
+_MAX_AT_ONCE: Final = 1000
 """Values that are written at once. Python writes JSON beside nothing else, and takes some 2 ms for these."""
 
 _PLACE: Final = secrets.token_hex(8)

@@ -49,10 +49,10 @@ def whole_of(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(whole_of)]
 """A whole number, also where it is written as 3.0; no text and no truth value."""
 
-MOST_TEXTS: Final = 4096
+MAX_TEXTS: Final = 4096
 """Texts in one list. Each is looked at by itself, and a body has room for millions."""
 
-Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_TEXTS)]
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_TEXTS)]
 """Texts. The first that is none ends the look: a report on each of millions would take minutes and gigabytes."""
 
 
@@ -275,7 +275,7 @@ class ControlBody(_Body):
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
-_MOST_FIELDS: Final = 1000
+_MAX_FIELDS: Final = 1000
 
 _OF_A_CLASS: Final = re.compile(r"a valid dictionary( or instance of \w+)?")
 """What pydantic calls a JSON object."""
@@ -315,8 +315,8 @@ def checked(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
         FieldError: a field is missing, or of another kind.
         BodyError: there are too many.
     """
-    if len(body) > _MOST_FIELDS:
-        raise BodyError(f"the body has {len(body)} fields: at most {_MOST_FIELDS} are taken, and far fewer are known")
+    if len(body) > _MAX_FIELDS:
+        raise BodyError(f"the body has {len(body)} fields: at most {_MAX_FIELDS} are taken, and far fewer are known")
     try:
         return model.model_validate(body)
     except ValidationError as error:

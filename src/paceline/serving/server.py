@@ -36,7 +36,7 @@ from paceline.serving.response_formats import (
     pieces_of,
     to_json,
 )
-from paceline.serving.work import MOST_AT_ONCE, Kind, Share, Work
+from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Work
 
 _WHOLE_ROUNDS: Final = 16
 """Rounds that are looked at together where nobody reads them as they come."""
@@ -173,7 +173,7 @@ class Server:
         """Wait for an answer for as long as the client does."""
         await cancel_on_disconnect(request, self._followed(answer))
         _check_whole(answer)
-        if sum(choice.num_listed for choice in answer.choices) > MOST_AT_ONCE:
+        if sum(choice.num_listed for choice in answer.choices) > MAX_AT_ONCE:
             return PieceByPiece(self._pieces(formatter, share), over=lambda: self._over(answer))
         body = to_json(formatter.whole())
         self._over(answer)
@@ -244,7 +244,7 @@ class Server:
                 for event in events:
                     if not isinstance(event, TokenEvent) or event.logprobs:
                         listed += _num_listed(event)
-                if listed <= MOST_AT_ONCE:
+                if listed <= MAX_AT_ONCE:
                     written = formatter.written(events)
                 else:
                     write = functools.partial(formatter.written, events, in_pieces=True)

@@ -38,7 +38,7 @@ class Kind(enum.Enum):
     UPKEEP = ("telling of the server", 2)
 
 
-MOST_AT_ONCE: Final = 500
+MAX_AT_ONCE: Final = 500
 """Items of a list that are read or written at once, in about 2 ms; of more a thread takes care."""
 
 _SHORT_BYTES: Final = 1 << 15
@@ -98,7 +98,7 @@ class Share:
             num_items: of the lists that it reads or writes, where these decide whether it takes long: few are seen to
                 at once.
         """
-        if num_items is not None and num_items <= MOST_AT_ONCE:
+        if num_items is not None and num_items <= MAX_AT_ONCE:
             return function()
         return await self._queues[kind].offload(self.key, function)
 

@@ -31,7 +31,7 @@ _NOTHING: Final = -1
 _RANGE_NATS: Final = 8.0
 """A draft's tokens this far below its likeliest are not translated: together they hardly ever make the choice."""
 
-_MOST_TRANSLATED: Final = 1024
+_MAX_TRANSLATED: Final = 1024
 """Tokens of a row that are translated at most, the likeliest of them."""
 
 _PROBE: Final = "The quick brown fox, 1234; na\u00efve.\n"
@@ -127,8 +127,8 @@ class TokenMapping:
         """
         row = row[: len(self._first)]
         head = np.flatnonzero(row >= finite_top(row) - _RANGE_NATS)
-        if len(head) > _MOST_TRANSLATED:
-            head = np.sort(largest(row, _MOST_TRANSLATED)[:_MOST_TRANSLATED])
+        if len(head) > _MAX_TRANSLATED:
+            head = np.sort(largest(row, _MAX_TRANSLATED)[:_MAX_TRANSLATED])
         first = self._first[head]
         unknown = first == _UNKNOWN
         if unknown.any():

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta
-from paceline.chat.tool_calls.own_format import MOST_REPEATED, format_of, own_format
+from paceline.chat.tool_calls.own_format import MAX_REPEATED, format_of, own_format
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.errors import ModelFileError, ModelWarning
 from tests.chat.tool_calls.answers import TOOLS
@@ -112,7 +112,7 @@ def test_patterns_end_soon_or_are_refused(pattern: str, bounded: str | None) -> 
     assert found is not None
     assert found.template["fields"]["tool_calls"]["open_pattern"] == bounded
     re.compile(bounded)
-    assert MOST_REPEATED == 256
+    assert MAX_REPEATED == 256
 
 
 def test_a_known_family_goes_before_what_a_model_says_and_what_cannot_be_used_is_warned_of() -> None:

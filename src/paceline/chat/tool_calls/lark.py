@@ -15,7 +15,7 @@ from paceline.core.errors import ConstraintError
 ANY_TEXT: Final = r"/(.|\n)*/"
 """Lark terminal of any text, the empty one included."""
 
-_MOST_CHARACTERS: Final = CompilingLimits().source_bytes
+_MAX_CHARACTERS: Final = CompilingLimits().source_bytes
 """Of a grammar: one of more could not be compiled, and parts that many others refer to may come to gigabytes."""
 
 
@@ -45,9 +45,9 @@ class LarkRules:
             ConstraintError: the grammar is too large with it.
         """
         self._num_characters += len(name) + len(expression)
-        if self._num_characters > _MOST_CHARACTERS:
+        if self._num_characters > _MAX_CHARACTERS:
             raise ConstraintError(
-                f"the grammar of calls has more than {_MOST_CHARACTERS:,} characters: send fewer tools, or smaller "
+                f"the grammar of calls has more than {_MAX_CHARACTERS:,} characters: send fewer tools, or smaller "
                 "parameters"
             )
         self._rules[name] = expression or '""'

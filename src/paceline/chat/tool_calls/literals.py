@@ -38,8 +38,8 @@ _WORDS: Final[Mapping[Notation, Mapping[bool | None, str]]] = {
     "python": {True: "True", False: "False", None: "None"},
 }
 
-_MOST_RULES: Final = 4_000
-_MOST_ITEMS: Final = 1_000
+_MAX_RULES: Final = 4_000
+_MAX_ITEMS: Final = 1_000
 
 
 class LiteralRules:
@@ -143,10 +143,8 @@ class LiteralRules:
         """Return the name of the rule of an object or array; what has itself as a part has its rule as one."""
         said = f"{kind} {json.dumps(branch, sort_keys=True)}"
         if said not in self._named:
-            if len(self._named) >= _MOST_RULES:
-                raise ConstraintError(
-                    f"its parts come to more than {_MOST_RULES:,} objects and arrays: make it smaller"
-                )
+            if len(self._named) >= _MAX_RULES:
+                raise ConstraintError(f"its parts come to more than {_MAX_RULES:,} objects and arrays: make it smaller")
             name = self._named[said] = f"{self._name}_p{len(self._named)}"
             add(name, branch)
         return self._named[said]
@@ -263,8 +261,8 @@ def gemma_key(name: str) -> str:
 
 
 def _again(expression: str, least: int, most: int | None) -> str:
-    if least > _MOST_ITEMS or (most is not None and most > _MOST_ITEMS):
-        least, most = min(least, _MOST_ITEMS), None
+    if least > _MAX_ITEMS or (most is not None and most > _MAX_ITEMS):
+        least, most = min(least, _MAX_ITEMS), None
     if most is None:
         return f"({expression}){{{least},}}" if least else f"({expression})*"
     return f"({expression}){{{least},{most}}}" if most else ""

@@ -4,7 +4,7 @@ Folders of Hugging Face may say in ``tokenizer_config.json`` how an answer is re
 and ``content`` are taken: reasoning is parted from an answer before, and all else is content.
 
 Patterns of such a template are tried at every character of an answer, and nobody looked at them. So what may repeat
-without an end repeats :data:`MOST_REPEATED` times at most, and patterns whose parts repeat within each other are
+without an end repeats :data:`MAX_REPEATED` times at most, and patterns whose parts repeat within each other are
 refused.
 """
 
@@ -23,12 +23,12 @@ from paceline.core.errors import ModelFileError, ModelWarning
 FIELD: Final = "tool_calls"
 """Field of a response template's answer that holds the calls."""
 
-MOST_REPEATED: Final = 256
+MAX_REPEATED: Final = 256
 """Characters that a part of an opening or a close may be."""
 
-_MOST_PATTERN: Final = 500
+_MAX_PATTERN: Final = 500
 """Characters of a pattern."""
-_MOST_REPEATS: Final = 3
+_MAX_REPEATS: Final = 3
 """Parts of a pattern that may be of any length."""
 
 _OF_ONE_CHARACTER: Final = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|."
@@ -79,10 +79,10 @@ def _bounded(name: str, value: Any, origin: str) -> Any:
         return value
     # What stands between tags may be of any length, and is looked for once, in what was read already.
     bounded, repeats = _bounded_pattern(value, bounds=name != "tag_pattern")
-    if len(value) > _MOST_PATTERN or repeats > _MOST_REPEATS:
+    if len(value) > _MAX_PATTERN or repeats > _MAX_REPEATS:
         raise ModelFileError(
             f"the response template of {origin} has the {name} {value[:80]!r}, which could take long: leave it out, or "
-            f"write it in {_MOST_PATTERN} characters with {_MOST_REPEATS} parts that repeat, none within another"
+            f"write it in {_MAX_PATTERN} characters with {_MAX_REPEATS} parts that repeat, none within another"
         )
     return bounded
 
@@ -95,8 +95,8 @@ def _bounded_pattern(pattern: str, *, bounds: bool) -> tuple[str, int]:
         if repeat is None:
             parts.append(one)
             continue
-        repeats += _MOST_REPEATS + 1 if one == ")" else 1
+        repeats += _MAX_REPEATS + 1 if one == ")" else 1
         least = {"*": "0", "+": "1"}.get(repeat, repeat.strip("{}").split(",")[0])
         is_open = repeat in "*+" or repeat.endswith(",}")
-        parts.append(f"{one}{{{least},{max(MOST_REPEATED, int(least))}}}" if bounds and is_open else one + repeat)
+        parts.append(f"{one}{{{least},{max(MAX_REPEATED, int(least))}}}" if bounds and is_open else one + repeat)
     return "".join(parts), repeats

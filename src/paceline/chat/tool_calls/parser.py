@@ -48,9 +48,9 @@ _FAULTS: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError
 # Content of these kinds says by itself whether it was cut off.
 _SELF_CLOSING: Final = ("json", "python-call-list")
 # Characters after which a parser is left for a new one: it keeps, and copies, all that it was fed.
-_MOST_FED: Final = 4096
+_MAX_FED: Final = 4096
 # Whitespace before a call that a model's own template may take for a part of it.
-_MOST_SPACES: Final = 64
+_MAX_SPACES: Final = 64
 _LETTERS: Final = string.ascii_letters + string.digits
 
 
@@ -205,13 +205,13 @@ class ToolCallParser:
     def _end_run(self) -> None:
         """Have the reader hear of a run of whitespace, of which it tries every place as the beginning of a mark."""
         run, self._run = "".join(self._run), []
-        self._say(run[:-_MOST_SPACES])
-        for character in run[-_MOST_SPACES:]:
+        self._say(run[:-_MAX_SPACES])
+        for character in run[-_MAX_SPACES:]:
             self._step(character)
 
     @property
     def _is_stale(self) -> bool:
-        return self._reader is None or self._num_fed > _MOST_FED or self._reads_bare != self._at_beginning
+        return self._reader is None or self._num_fed > _MAX_FED or self._reads_bare != self._at_beginning
 
     def _pass_value(self) -> None:
         """Hand a JSON value on that has ended. What is none ends before it began."""

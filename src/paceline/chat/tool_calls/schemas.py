@@ -25,15 +25,15 @@ _OF_WHOLES: Final = frozenset({"$defs", "definitions", "$id", "id", "$anchor", "
 _UNIONS: Final = ("anyOf", "oneOf")
 _LOWER: Final = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
 _HIGHER: Final = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
-_MOST_JOINED: Final = 64
+_MAX_JOINED: Final = 64
 
-_MOST_STEPS: Final = 5_000
+_MAX_STEPS: Final = 5_000
 """References, parts of ``allOf`` and choices that are followed to know what a part of a schema says."""
 
-_MOST_ENTRIES: Final = 200_000
+_MAX_ENTRIES: Final = 200_000
 """Properties and values that are joined to know it."""
 
-_MOST_PARAMETERS: Final = 20_000
+_MAX_PARAMETERS: Final = 20_000
 """Parameters of all variants of a function."""
 
 
@@ -82,9 +82,9 @@ class ParameterSchema:
                 continue
             found.append(self.parameters(branch))
             num_parameters += len(found[-1])
-            if num_parameters > _MOST_PARAMETERS:
+            if num_parameters > _MAX_PARAMETERS:
                 raise ConstraintError(
-                    f"the alternatives of the JSON schema have more than {_MOST_PARAMETERS:,} properties together: "
+                    f"the alternatives of the JSON schema have more than {_MAX_PARAMETERS:,} properties together: "
                     "leave some out"
                 )
         return found
@@ -172,18 +172,18 @@ class ParameterSchema:
     def _join(self, one: Schema, other: Schema) -> Schema:
         parts = [part[key] for key in other if key in one for part in (one, other)]
         self._num_entries += sum(len(part) for part in parts if isinstance(part, dict | list))
-        if self._num_entries > _MOST_ENTRIES:
+        if self._num_entries > _MAX_ENTRIES:
             raise ConstraintError(
-                f"$ref, allOf, anyOf and oneOf of the JSON schema join more than {_MOST_ENTRIES:,} properties and "
+                f"$ref, allOf, anyOf and oneOf of the JSON schema join more than {_MAX_ENTRIES:,} properties and "
                 "values: write out what is wanted"
             )
         return _joined(one, other)
 
     def _count_step(self) -> None:
         self._num_steps += 1
-        if self._num_steps > _MOST_STEPS:
+        if self._num_steps > _MAX_STEPS:
             raise ConstraintError(
-                f"the JSON schema has parts that take more than {_MOST_STEPS:,} steps to follow through $ref, allOf, "
+                f"the JSON schema has parts that take more than {_MAX_STEPS:,} steps to follow through $ref, allOf, "
                 "anyOf and oneOf: write out what is wanted"
             )
 
@@ -280,7 +280,7 @@ def _both(key: str, one: Any, other: Any) -> Any:
     if key == "enum" and isinstance(one, list) and isinstance(other, list):
         listed_there = {json.dumps(value, sort_keys=True) for value in other}
         return [value for value in one if json.dumps(value, sort_keys=True) in listed_there]
-    if key in _UNIONS and isinstance(one, list) and isinstance(other, list) and len(one) * len(other) <= _MOST_JOINED:
+    if key in _UNIONS and isinstance(one, list) and isinstance(other, list) and len(one) * len(other) <= _MAX_JOINED:
         return [{"allOf": [left, right]} for left in one for right in other]
     if key == "additionalProperties" and False in (one, other):
         return False

@@ -13,7 +13,7 @@ from paceline.constraints.schema_parts import is_number, listed, mapping
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
-_MOST_LENGTH: Final = 4_096
+_MAX_LENGTH: Final = 4_096
 """Characters that are counted; a longer ``maxLength`` is no bound for an answer."""
 
 # A class without end goes to the end, so that nothing is looked for twice.
@@ -74,7 +74,7 @@ def text_pattern(schema: Schema, *, strict: bool) -> str:
 
 
 def _length(value: Any) -> int | None:
-    return int(value) if is_number(value) and value <= _MOST_LENGTH else None
+    return int(value) if is_number(value) and value <= _MAX_LENGTH else None
 
 
 def _searched(pattern: str) -> str | None:

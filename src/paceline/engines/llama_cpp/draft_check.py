@@ -15,7 +15,7 @@ import llama_cpp.llama_cpp as api
 
 from paceline.engines.llama_cpp import native
 
-_MOST_IDS_MORE: Final = 128
+_MAX_IDS_MORE: Final = 128
 """Ids that one of the vocabularies may have more."""
 _FIRST_COMPARED: Final = 5
 """First id whose spelling is compared."""
@@ -59,8 +59,8 @@ def compare(target: Any, draft: Any) -> str | None:
         if adds(target) and token(target) != token(draft):
             return f"the token that {what} a text is {token(target)} to the target and {token(draft)} to the draft"
     sizes = api.llama_vocab_n_tokens(target), api.llama_vocab_n_tokens(draft)
-    if abs(sizes[0] - sizes[1]) > _MOST_IDS_MORE:
-        return f"the target has {sizes[0]} ids and the draft {sizes[1]}, and {_MOST_IDS_MORE} more are the most"
+    if abs(sizes[0] - sizes[1]) > _MAX_IDS_MORE:
+        return f"the target has {sizes[0]} ids and the draft {sizes[1]}, and {_MAX_IDS_MORE} more are the most"
     for token_id in range(_FIRST_COMPARED, min(sizes)):
         if api.llama_vocab_get_text(target, token_id) != api.llama_vocab_get_text(draft, token_id):
             return f"id {token_id} is spelled otherwise, and every id from {_FIRST_COMPARED} on is compared"

@@ -40,11 +40,11 @@ from paceline.models.gguf_checks import check_tokens
 from paceline.models.gguf_model import GgufModel
 from paceline.terminal_text import printable
 
-_MOST_CPU_S: Final = 60
+_MAX_CPU_S: Final = 60
 """Seconds that the other process may compute; a vocabulary takes less than one, a token of what is decoded some."""
-_MOST_S: Final = 600
+_MAX_S: Final = 600
 """Seconds after which it is ended in any case: to read from a slow disk takes no processor."""
-_MOST_DECODED_BYTES: Final = 4 << 30
+_MAX_DECODED_BYTES: Final = 4 << 30
 """Most bytes of weights to decode a token with, which reads all of them; of more the graph alone is made."""
 _DECODED_SHARE: Final = 0.5
 """Share of the free memory that they may take."""
@@ -132,12 +132,12 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
             stderr=subprocess.STDOUT,
             env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             check=False,
-            timeout=_MOST_S,
+            timeout=_MAX_S,
         )
     except OSError:
         return False
     except subprocess.TimeoutExpired as error:
-        raise _refused(path, f"has not loaded it within {_MOST_S} s", error.stdout or b"") from None
+        raise _refused(path, f"has not loaded it within {_MAX_S} s", error.stdout or b"") from None
     status = ended.returncode
     if os.name == "nt":
         if status == _WINDOWS_ABORTED or status >= _WINDOWS_CRASHED:
@@ -145,7 +145,7 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
     elif status in _INTERRUPTED:
         raise ModelFileError(f"{path} is not loaded: its first load was interrupted; load it again")
     elif status == -signal.SIGXCPU:
-        raise _refused(path, f"still computes after {_MOST_CPU_S} s", ended.stdout)
+        raise _refused(path, f"still computes after {_MAX_CPU_S} s", ended.stdout)
     elif status < 0:
         killed = ", as the system does where memory is short" if status == -signal.SIGKILL else ""
         raise _refused(path, f"ends its process over it, by {signal.Signals(-status).name}{killed}", ended.stdout)
@@ -157,7 +157,7 @@ def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool
     has_weights = model.num_parameters > 0
     available_bytes = available_memory()
     fits = available_bytes is None or model.num_bytes <= available_bytes * _DECODED_SHARE
-    decodes = fits and model.num_bytes <= _MOST_DECODED_BYTES
+    decodes = fits and model.num_bytes <= _MAX_DECODED_BYTES
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = 0
     parameters.use_extra_bufts = False
@@ -176,7 +176,7 @@ def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool
     return {
         "path": os.fsencode(model.paths[0]).hex(),
         "libraries": [library._name for library in libraries],
-        "most_cpu_s": _MOST_CPU_S,
+        "most_cpu_s": _MAX_CPU_S,
         "model_parameters": bytes(parameters).hex(),
         "devices_at": api.llama_model_params.devices.offset,
         "context_parameters": bytes(context).hex(),

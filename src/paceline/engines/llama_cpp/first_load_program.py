@@ -17,7 +17,7 @@ from typing import Any
 
 _TEXT = "One text,  1 w\u00f6rd.\n\t\U0001f600\0".encode()
 
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 """Tokens that are spelled out."""
 _SPARE_CPU_S = 5
 
@@ -59,10 +59,10 @@ def main(told: dict[str, Any]) -> None:
     vocabulary = ctypes.c_void_p(call("llama_model_get_vocab", ctypes.c_void_p, model))
     if call("llama_vocab_type", ctypes.c_int, vocabulary):  # 0 is none
         if told["tokenizes"]:
-            tokens = (ctypes.c_int32 * _MOST_TOKENS)()
-            call("llama_tokenize", ctypes.c_int32, vocabulary, _TEXT, len(_TEXT), tokens, _MOST_TOKENS, True, True)
+            tokens = (ctypes.c_int32 * _MAX_TOKENS)()
+            call("llama_tokenize", ctypes.c_int32, vocabulary, _TEXT, len(_TEXT), tokens, _MAX_TOKENS, True, True)
         piece = ctypes.create_string_buffer(256)
-        for token in range(min(call("llama_vocab_n_tokens", ctypes.c_int32, vocabulary), _MOST_TOKENS)):
+        for token in range(min(call("llama_vocab_n_tokens", ctypes.c_int32, vocabulary), _MAX_TOKENS)):
             call("llama_token_to_piece", ctypes.c_int32, vocabulary, token, piece, len(piece), 0, True)
     if not told["has_weights"] or call("llama_model_has_encoder", ctypes.c_bool, model):
         return

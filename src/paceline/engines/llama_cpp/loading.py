@@ -67,9 +67,9 @@ _SCRATCH_SHARE: Final = 1 / 32
 prompt is read in as few passes as may be, but what these take cannot go to layers."""
 _BATCH: Final = 512
 """Rows of a pass where nobody says how many."""
-_LEAST_BATCH: Final = 128
+_MIN_BATCH: Final = 128
 """Least rows of a pass where layers are streamed."""
-_MOST_BATCH: Final = 2048
+_MAX_BATCH: Final = 2048
 """Most rows of a pass where layers are streamed."""
 
 _DRAFT_BATCH: Final = 64
@@ -648,8 +648,8 @@ def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_
     row_bytes = native.log.buffers.get("compute", 0) / settings.native_rows
     if not row_bytes:
         return settings
-    rows = _MOST_BATCH
-    while rows > _LEAST_BATCH and rows * row_bytes > scratch_bytes:
+    rows = _MAX_BATCH
+    while rows > _MIN_BATCH and rows * row_bytes > scratch_bytes:
         rows //= 2
     return settings.with_batch(min(rows, settings.context_length), config.output_rows)
 

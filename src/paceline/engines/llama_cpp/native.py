@@ -36,7 +36,7 @@ _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the bindin
 _BUFFER_MADE: Final = re.compile(rb"(?<!\S)(\S+) +(\w+) buffer size = *(\d+(?:\.\d+)?) MiB")
 """From the beginning of a word: else the time is quadratic in the length of the file's own texts, which are logged."""
 
-_MOST_LINES: Final = 4096
+_MAX_LINES: Final = 4096
 """Lines of trouble that are remembered: more than one load says, which may be some for every layer."""
 
 
@@ -58,7 +58,7 @@ class NativeLog:
         self.buffers: dict[str, int] = {}
         self.device_names: tuple[str, ...] = ()
         self._listeners: list[list[str]] = []
-        self._trouble: deque[str] = deque(maxlen=_MOST_LINES)
+        self._trouble: deque[str] = deque(maxlen=_MAX_LINES)
         self._line_is_trouble = False
 
     def receive(self, level: int, text: bytes | None, _user_data: int | None) -> None:

@@ -31,7 +31,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.memory import SPARE_BYTES, MemoryPlan, Room
 from paceline.engines.streaming.disk import WeightFiles, give_back, own_memory
 from paceline.engines.streaming.layout import (
-    LEAST_SLOTS,
+    MIN_SLOTS,
     Layout,
     Residency,
     Section,
@@ -181,7 +181,7 @@ class LayerStream:
     @property
     def needed_bytes(self) -> int:
         """Least memory that the sections found can be streamed through."""
-        return self._layout.kept.num_bytes + min(LEAST_SLOTS, len(self._sections)) * self._slot_bytes
+        return self._layout.kept.num_bytes + min(MIN_SLOTS, len(self._sections)) * self._slot_bytes
 
     def plan(self, memory_bytes: int) -> Residency:
         """Return which sections stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""

@@ -26,13 +26,13 @@ LONG: Final = 1 << 12
 
 _BLOCK: Final = 1 << 10
 """Characters that are looked at together; stretches are measured in these."""
-_MOST_IN_DEEP_WORD: Final = 100_000
+_MAX_IN_DEEP_WORD: Final = 100_000
 """Characters of a word that std::regex finds: 42 MB of the deep stack are used."""
-_MOST_IN_WORD: Final = 1_000_000
+_MAX_IN_WORD: Final = 1_000_000
 """Characters of a word of others: its merges take 1.5 s."""
-_MOST_COPIED: Final = 1 << 35
+_MAX_COPIED: Final = 1 << 35
 """Tokens that SentencePiece may copy, which takes 1.2 s."""
-_MOST_UNSURE: Final = 10_000
+_MAX_UNSURE: Final = 10_000
 """Special tokens of one call: 0.14 s."""
 
 _BLANKS: Final = " \t\n\v\f\r"
@@ -84,7 +84,7 @@ def check_words(text: str, splitter: str) -> None:
     breaks = _breaks_of(splitter)
     # Some splitters have slashes and line breaks in one word.
     longest = _longest_stretch(text, lambda block: block.replace("/", " ").isspace() or not breaks.search(block))
-    most = _MOST_IN_WORD if splitter in _WRITTEN_OUT else _MOST_IN_DEEP_WORD
+    most = _MAX_IN_WORD if splitter in _WRITTEN_OUT else _MAX_IN_DEEP_WORD
     if longest > most:
         raise InputError(
             f"the text has about {longest} characters in a row that this model's tokenizer reads as one word, and it "
@@ -123,10 +123,10 @@ def check_unknown(text: str, num_bytes: int, is_known: Callable[[str], bool]) ->
         return True
 
     longest = _longest_stretch(text, is_unknown)
-    if longest * num_bytes > _MOST_COPIED:
+    if longest * num_bytes > _MAX_COPIED:
         raise InputError(
             f"the text has about {longest} characters in a row that this model has no tokens for, and may have "
-            f"{_MOST_COPIED // num_bytes} in {num_bytes} bytes: leave them out, or send a shorter text"
+            f"{_MAX_COPIED // num_bytes} in {num_bytes} bytes: leave them out, or send a shorter text"
         )
 
 
@@ -223,5 +223,5 @@ class Marks:
 
 
 def _check_unsure(count: int) -> None:
-    if count > _MOST_UNSURE:
-        raise InputError(f"the text has more than {_MOST_UNSURE} special tokens that run into each other: shorten it")
+    if count > _MAX_UNSURE:
+        raise InputError(f"the text has more than {_MAX_UNSURE} special tokens that run into each other: shorten it")

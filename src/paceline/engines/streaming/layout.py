@@ -22,7 +22,7 @@ SECTION_BYTES: Final = 32 << 20
 """Most bytes of a section, unless a single tensor has more: what is read meanwhile takes memory from what stays, and
 less at once keeps no disk busy."""
 
-LEAST_SLOTS: Final = 2
+MIN_SLOTS: Final = 2
 """So that one is read while the other is used."""
 
 _OF_LAYER: Final = re.compile(r"blk\.(\d+)\.")
@@ -212,10 +212,10 @@ def _section(tensors: Iterable[tuple[Span, str]]) -> Section:
 
 def least_bytes(layout: Layout) -> int:
     """Return memory in which a model can be used in any case: for what every pass reads, and the slots."""
-    return layout.kept.num_bytes + LEAST_SLOTS * layout.most_slot_bytes
+    return layout.kept.num_bytes + MIN_SLOTS * layout.most_slot_bytes
 
 
-def residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = LEAST_SLOTS) -> Residency:
+def residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = MIN_SLOTS) -> Residency:
     """Return which sections stay in so much memory: as many as fit beside the slots. Those that do not are spread out.
 
     A pass that takes long over what stays gives the disk time for the rest, if it lies between.

@@ -18,7 +18,7 @@ from paceline.models.convert.rope import (
     recover_llama3,
     rope_of_config,
 )
-from paceline.models.gguf_checks import LARGEST_VOCABULARY, MOST_LAYERS
+from paceline.models.gguf_checks import LARGEST_VOCABULARY, MAX_LAYERS
 from paceline.models.llama import EMBEDDINGS, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, LlamaFile, LlamaShape
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def settings_of_config(config: dict[str, Any], name: str) -> LlamaSettings:
             raise InputError(f"{name} has a sliding window of {window} tokens, which llama.cpp's llama cannot have")
     width, heads = _size(config, "hidden_size", name), _size(config, "num_attention_heads", name)
     shape = LlamaShape(
-        layers=_size(config, "num_hidden_layers", name, most=MOST_LAYERS),
+        layers=_size(config, "num_hidden_layers", name, most=MAX_LAYERS),
         width=width,
         feed_forward=_size(config, "intermediate_size", name),
         heads=heads,

@@ -32,7 +32,7 @@ _TAG: Final = re.compile(r"[-.](?P<tag>[A-Za-z0-9_]+)$")
 _SHARD: Final = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _FOLDER_FILES: Final = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*", "README.md")
 _TEMPLATES: Final = "additional_chat_templates"
-_MOST_NAMED: Final = 12
+_MAX_NAMED: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,5 +175,5 @@ def _no_such_quant(asked: HubModel, models: Sequence[str], paths: Sequence[str])
 
 
 def _listed(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return ", ".join(paths[:_MOST_NAMED]) + more
+    more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
+    return ", ".join(paths[:_MAX_NAMED]) + more

@@ -37,7 +37,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, by its SHA-1."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """A file, by its SHA-1 of git or its SHA-256 of Git LFS."""
-_MOST_BYTES: Final = 50_000_000_000
+_MAX_BYTES: Final = 50_000_000_000
 """Bytes of the largest file that the hub gives by plain HTTP."""
 
 
@@ -188,9 +188,9 @@ def _fetch_blobs(asked: HubModel, files: list[RemoteFile], snapshot: Path, repor
     total = sum(file.num_bytes for file in files)
     missing = [file for file in nameless if not (blobs / file.digest).is_file()]
     for file in missing:
-        if file.num_bytes > _MOST_BYTES:
+        if file.num_bytes > _MAX_BYTES:
             raise ModelFileError(
-                f"{file.path} has {size_text(file.num_bytes)}, and by HTTP the hub gives {size_text(_MOST_BYTES)} at "
+                f"{file.path} has {size_text(file.num_bytes)}, and by HTTP the hub gives {size_text(_MAX_BYTES)} at "
                 f"most: fetch it with hf download {asked.repo} {file.path}, and start again"
             )
     _check_room(asked, total - sum(there.values()))

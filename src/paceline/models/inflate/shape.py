@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 from paceline.core.errors import InputError
 from paceline.models.llama import EMBEDDINGS, OUTPUT, LlamaShape
 
-_MOST_LAYERS: Final = 512
+_MAX_LAYERS: Final = 512
 """``LLAMA_MAX_LAYERS``: llama.cpp loads no model that has more."""
 
-_MOST: Final = 1 << 20
+_MAX: Final = 1 << 20
 """Most of any other dimension, beyond all models there are: what is larger takes hours to lay out, and is a slip."""
 
 MULTIPLE: Final = 256
@@ -106,7 +106,7 @@ def check_shape(shape: LlamaShape) -> None:
     """
     for name in ("layers", "width", "feed_forward", "heads", "kv_heads", "head_size", "vocab_size"):
         value = getattr(shape, name)
-        most = _MOST_LAYERS if name == "layers" else _MOST
+        most = _MAX_LAYERS if name == "layers" else _MAX
         if not 1 <= value <= most:
             raise InputError(f"{_called(name)} {value} is out of range: the least is 1, the most {most}")
     if shape.head_size % 2:

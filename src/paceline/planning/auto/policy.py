@@ -45,7 +45,7 @@ from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
 DEEPEST: Final = 16
 """Deepest draft, unless more rows cost nothing."""
 
-LEAST_COPY: Final = 8
+MIN_COPY: Final = 8
 """Tokens that a text lookup has to have been right in a row for its next draft to be deeper."""
 
 START_ROUNDS: Final = 4.0
@@ -99,7 +99,7 @@ class AutoPolicy:
     Args:
         costs: what passes take, such as a :class:`~paceline.planning.costs.profile.CostProfile`.
         draft_max: deepest draft.
-        copy_max: deepest draft of a text lookup that has been right for :data:`LEAST_COPY` tokens; ``None`` for
+        copy_max: deepest draft of a text lookup that has been right for :data:`MIN_COPY` tokens; ``None`` for
             ``draft_max``.
         siblings: proposals a draft model makes for a position.
         branches: most branches of all trees of a round together; what the engine was loaded for.
@@ -232,10 +232,10 @@ class AutoPolicy:
         )
         budgets: list[DraftBudget | None] = []
         # Among more the usual drafts fill the widest pass, and all would wait for one's copy.
-        are_few = count * LEAST_COPY <= _WIDEST
+        are_few = count * MIN_COPY <= _WIDEST
         for request, state, is_wanted in zip(requests, states, wanted, strict=True):
             draw_independent = _is_draw_independent(request)
-            copies = are_few and max(state.runs.values(), default=0) >= LEAST_COPY
+            copies = are_few and max(state.runs.values(), default=0) >= MIN_COPY
             deepest = self.copy_max if copies else self.draft_max
             depth = next(draw_independent_depths) if draw_independent else deepest
             if depth == 0 or not is_wanted:

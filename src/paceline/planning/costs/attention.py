@@ -12,7 +12,7 @@ all rows are scored against unless attention is fused::
 The order makes up for a machine that becomes faster or slower meanwhile. Where there is no time for four, the first two
 decide, by one lap each: a slope is told by its contexts, and repeats only make it surer. A context is filled by copying
 cells, which takes no time, where the engine can do that. Where it cannot (recurrent states, keys that cannot be turned
-to another place), it is read, and ends up as long as there was time for, but never by fewer than :data:`_LEAST_LEVER`
+to another place), it is read, and ends up as long as there was time for, but never by fewer than :data:`_MIN_LEVER`
 tokens longer than the short one, however long that takes: less would tell no slope, and a wrong choice is paid for with
 every token.
 
@@ -45,7 +45,7 @@ from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.subject import Subject, opened
 from paceline.planning.disk_cache import entry_path, load_entry, model_key, store_entry
 
-LEAST_GAIN: Final = 0.02
+MIN_GAIN: Final = 0.02
 """Share of the time that fusing must save. Less is lost in the noise of a few passes, and not worth the near-ties:
 llama.cpp's fused kernel rounds more, and by where tokens lie in the cache, which trees change."""
 
@@ -55,12 +55,12 @@ MAX_S: Final = 3.0
 _VERSION: Final = 3
 """Of what is kept. The second knew plain rounds after 32 tokens, and preferred one choice for several requests."""
 
-_LEAST_CONTEXT: Final = 64
+_MIN_CONTEXT: Final = 64
 """Tokens; in less there is nothing to gain, nor room to measure in."""
 _ORDER: Final = (False, True, True, False)
 _SHORT: Final = 32
 _LONG: Final = 1024
-_LEAST_LEVER: Final = 256
+_MIN_LEVER: Final = 256
 """Tokens by which the contexts differ at least, where the model has so many: llama.cpp runs attention over the next
 multiple of so many cells."""
 _FILL_SHARE: Final = 0.5
@@ -70,7 +70,7 @@ _SHARES: Final = (0.2, 0.4, 0.7, 1.0)
 context and at the long one."""
 _PAIR_SHARE: Final = 0.6
 """Of all the seconds, within which the first two turns must be over for there to be two more."""
-_MOST_LAPS: Final = 5
+_MAX_LAPS: Final = 5
 _LAP: Final = 2
 """Narrow rounds of a lap, before a wide one: after another width llama.cpp plans the first of them anew."""
 _SLOW_S: Final = 0.1
@@ -83,7 +83,7 @@ _REQUESTS: Final = 4
 _WIDE_EACH: Final = 4
 """Rows of each request's drafts where several share a round."""
 
-_MOST_COUNT: Final = 1 << 31
+_MAX_COUNT: Final = 1 << 31
 _SHORTEST_S: Final = 1e-9
 _LONGEST_S: Final = 1e6
 
@@ -132,8 +132,8 @@ class RoundTimes:
 
     def __post_init__(self) -> None:
         counts, times_s = (self.requests, self.rows, self.context), (self.unfused_s, self.fused_s)
-        if not (min(counts) >= 1 and max(counts) <= _MOST_COUNT):
-            raise ValueError(f"{counts} requests, rows and tokens: give 1 to {_MOST_COUNT}")
+        if not (min(counts) >= 1 and max(counts) <= _MAX_COUNT):
+            raise ValueError(f"{counts} requests, rows and tokens: give 1 to {_MAX_COUNT}")
         if not (min(times_s) >= _SHORTEST_S and max(times_s) <= _LONGEST_S):
             raise ValueError(f"{times_s} s: a round takes {_SHORTEST_S} to {_LONGEST_S}")
 
@@ -157,7 +157,7 @@ class AttentionTimes:
             raise ValueError("no plain round of one request was timed")
 
     def is_fusing_faster(self, wide_share: float) -> bool:
-        """Return whether requests take less time with fused attention, by at least :data:`LEAST_GAIN`.
+        """Return whether requests take less time with fused attention, by at least :data:`MIN_GAIN`.
 
         It is the ratio of times that is averaged, so that every context and number of requests counts by its weight and
         not by how long its rounds take: one request and several alike.
@@ -166,7 +166,7 @@ class AttentionTimes:
             wide_share: of a request's time, what goes to rounds with drafts.
         """
         requests = {each.requests for each in self.rounds}
-        return statistics.mean(self._log_ratio(number, wide_share) for number in requests) < math.log1p(-LEAST_GAIN)
+        return statistics.mean(self._log_ratio(number, wide_share) for number in requests) < math.log1p(-MIN_GAIN)
 
     def plain_s(self, *, fused: bool) -> float:
         """Return the seconds of a plain round of one request after few tokens."""
@@ -276,7 +276,7 @@ def open_model(
         chosen = dataclasses.replace(options, flash_attention=kept.is_fusing_faster(wide_share))
         return OpenedModel(open_engine(chosen), chosen)
     engine = open_engine(options)
-    if not _is_open(engine) or engine.capabilities.context_length < _LEAST_CONTEXT:
+    if not _is_open(engine) or engine.capabilities.context_length < _MIN_CONTEXT:
         return OpenedModel(engine, options)
     try:
         times = measure_attention(engine, clock=clock, report=report)
@@ -384,7 +384,7 @@ def _time_rounds(subject: Subject, meter: Meter, long: int | None, times_s: dict
     subject.warm_up()
     meter.start()
     subject.fill(_SHORT, 1.0)
-    least = min(subject.context + _LEAST_LEVER, capabilities.context_length - subject.widest)
+    least = min(subject.context + _MIN_LEVER, capabilities.context_length - subject.widest)
     with contextlib.suppress(NoRoomError):
         is_slow = subject.time_pass(1) > _SLOW_S
         _time_laps(subject, meter, _SHARES[:2], times_s, is_slow=is_slow)
@@ -407,7 +407,7 @@ def _time_laps(
     def time_laps(others: Sequence[int], wide: int | None, share: float) -> None:
         widths = [*[1] * (1 if is_slow else _LAP), *([] if wide is None else [wide])]
         lap_s = 0.0
-        for lap in range(_MOST_LAPS):
+        for lap in range(_MAX_LAPS):
             if lap > 0 and not meter.allows(share, lap_s):
                 return
             started_s = meter.clock.now_s()

@@ -51,7 +51,7 @@ _DRAFT_PLACE: Final = 2.5
 _BATCH: Final = 5
 """Passes that are shuffled together: few enough that what tells most still comes first."""
 
-_MOST_REPEATS: Final = 60
+_MAX_REPEATS: Final = 60
 """Passes of the first width after which measuring is over, however much of the budget is left."""
 
 _ENOUGH_SAMPLES: Final = 3
@@ -62,7 +62,7 @@ _CLIFF: Final = 0.95
 
 _SHORT_CONTEXT: Final = 32
 _LONG_CONTEXT: Final = 1024
-_LEAST_LEVER: Final = 480
+_MIN_LEVER: Final = 480
 """Tokens by which the long context must be longer: what fewer add is lost in the machine's whims, and engines pad what
 attention runs over to some 256. Less is not measured; of the target, prompts then tell it as they are read."""
 
@@ -92,7 +92,7 @@ _CHECK_SHARE: Final = 0.1
 _STEADY_AFTER: Final = 1
 """Plain passes after the first in a row before one is as plain decoding makes them: CUDA graphs are recorded in it."""
 _STEADY_REPEATS: Final = 4
-_LEAST_CHANGE: Final = 0.05
+_MIN_CHANGE: Final = 0.05
 """Of a plain pass; what a change of width costs less than this is lost in the noise."""
 
 _SEVERAL_REQUESTS: Final = 4
@@ -206,7 +206,7 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
         subject.warm_up()
         meter.start()
         with contextlib.suppress(NoRoomError):
-            for repeat in range(_MOST_REPEATS):
+            for repeat in range(_MAX_REPEATS):
                 if repeat >= _CHECK_REPEATS and not meter.allows(_CHECK_SHARE):
                     break
                 for rows, times in times_s.items():
@@ -279,7 +279,7 @@ class _Queue:
             doubtful = self._doubtful()
             due = {id(item): item.due / 2 if id(item) in doubtful else item.due for item in self._waiting}
             batch = sorted(self._waiting, key=lambda item: due[id(item)])[:_BATCH]
-            if due[id(batch[0])] > _MOST_REPEATS:
+            if due[id(batch[0])] > _MAX_REPEATS:
                 return
             self._rng.shuffle(batch)
             for item in batch:
@@ -324,7 +324,7 @@ def _separate_change(plain: _Item) -> float:
     change_s = 0.0
     if len(plain.times_s) > 1 and len(plain.steady_s) > 1:
         among_others, in_a_row = WidthCost.of(1, plain.times_s), WidthCost.of(1, plain.steady_s)
-        if min(among_others.low_s, plain.times_s[0]) > in_a_row.high_s * (1.0 + _LEAST_CHANGE):
+        if min(among_others.low_s, plain.times_s[0]) > in_a_row.high_s * (1.0 + _MIN_CHANGE):
             change_s = among_others.median_s - in_a_row.median_s
     plain.times_s += [time_s + change_s for time_s in plain.steady_s]
     return change_s
@@ -459,7 +459,7 @@ def has_long_context(engine: Engine) -> bool:
     """Return whether a target's context is long enough to measure what a longer one adds to passes."""
     capabilities = engine.capabilities
     room = capabilities.context_length - widest_pass(capabilities, verifies=True)
-    return room - _SHORT_CONTEXT >= _LEAST_LEVER
+    return room - _SHORT_CONTEXT >= _MIN_LEVER
 
 
 def _measure_long(
@@ -470,7 +470,7 @@ def _measure_long(
     measured = {item.rows: item for item in items if item.subject is subject and item.times_s}
     if 1 not in measured or not meter.allows(share):
         return None
-    if subject.reachable(_LONG_CONTEXT, fill_share) - short < _LEAST_LEVER:
+    if subject.reachable(_LONG_CONTEXT, fill_share) - short < _MIN_LEVER:
         return None
     wide = max(rows for rows in measured if rows <= _WIDE or not subject.verifies)
     widths = [_LongPasses(measured[rows], len(measured[rows].times_s)) for rows in sorted({1, wide})]
@@ -481,7 +481,7 @@ def _measure_long(
 
     subject.fill(_LONG_CONTEXT, fill_share)
     long = subject.context
-    if long - short >= _LEAST_LEVER:
+    if long - short >= _MIN_LEVER:
         with contextlib.suppress(NoRoomError):
             # By turns, so that each follows another width, as passes around do.
             for width in widths * _LONG_REPEATS:

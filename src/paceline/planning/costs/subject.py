@@ -23,7 +23,7 @@ _GROWTH: Final = 64
 """Tokens by which the context may outgrow what it should be, where an engine cannot take them back."""
 
 _SAMPLED_ROWS: Final = 9
-_LEAST_CONTEXT: Final = 4
+_MIN_CONTEXT: Final = 4
 _SHORTEST_ROW_S: Final = 1e-9
 
 
@@ -47,10 +47,10 @@ class Subject:
 
     def __init__(self, engine: Engine, meter: Meter, rng: random.Random, *, verifies: bool) -> None:
         capabilities = engine.capabilities
-        if capabilities.context_length < _LEAST_CONTEXT:
+        if capabilities.context_length < _MIN_CONTEXT:
             raise ContextLengthError(
                 f"a context of {capabilities.context_length} tokens is too short to measure in: "
-                f"give at least {_LEAST_CONTEXT} (-c, or -cd for a draft model)"
+                f"give at least {_MIN_CONTEXT} (-c, or -cd for a draft model)"
             )
         self.engine = engine
         self.verifies = verifies

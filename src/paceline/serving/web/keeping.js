@@ -3,14 +3,14 @@
 // Servers of one address may differ in their prefix.
 const KEY = `paceline-chat:${new URL("../", import.meta.url).pathname}`;
 // Characters. Beyond them the first turns are let go of; browsers have room for some five million.
-const MOST = 1000000;
+const MAX = 1000000;
 const STORES = ["sessionStorage", "localStorage"];
 
 /** Keep turns: [{ asked, text, finish }]. */
 export function keepTurns(turns) {
   let kept = turns;
   let written = JSON.stringify(kept);
-  while (written.length > MOST) {
+  while (written.length > MAX) {
     kept = kept.slice(1);
     written = JSON.stringify(kept);
   }

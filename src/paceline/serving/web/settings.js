@@ -2,14 +2,14 @@
 
 import { html } from "./vendor/htm-preact-standalone.module.js";
 
-const MOST_SEED = 0xffffffff;
+const MAX_SEED = 0xffffffff;
 
 export function drawSeed() {
   return crypto.getRandomValues(new Uint32Array(1))[0];
 }
 
 // A race is as long as one likes to watch, and a text that is gone on with may have no end of its own.
-const MOST = { race: 200, text: 1000 };
+const MAX = { race: 200, text: 1000 };
 
 /** The server's own defaults, in a form that the fields below can change. `most` is -1 for all that the context holds. */
 export function settingsOf(props) {
@@ -18,7 +18,7 @@ export function settingsOf(props) {
     temperature: Math.min(2, Math.round(20 * (params.temperature ?? 0.8)) / 20),
     seed: drawSeed(),
     isLocked: false,
-    most: { chat: params.n_predict, ...MOST },
+    most: { chat: params.n_predict, ...MAX },
     speculate: true,
     ghosts: true,
   };
@@ -58,8 +58,8 @@ export function Settings({ settings, change, name }) {
     </div>
     <div class="field">
       <label for=${id("seed")}>Seed</label>
-      <input id=${id("seed")} class="num" type="number" min="0" max=${MOST_SEED} value=${settings.seed}
-        onChange=${(event) => change({ seed: whole(event, 0, MOST_SEED, settings.seed), isLocked: true })} />
+      <input id=${id("seed")} class="num" type="number" min="0" max=${MAX_SEED} value=${settings.seed}
+        onChange=${(event) => change({ seed: whole(event, 0, MAX_SEED, settings.seed), isLocked: true })} />
     </div>
     <label class="check"><input type="checkbox" checked=${settings.isLocked}
       onChange=${(event) => change({ isLocked: event.target.checked })} /> keep this seed</label>
