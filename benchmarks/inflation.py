@@ -26,6 +26,7 @@ from rich.progress import track
 from paceline.api import Model
 from paceline.cli.display import error_console
 from paceline.comparison import measure_rounding
+from paceline.conversion.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate
 from paceline.core.arrays import FloatArray
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.errors import InputError
@@ -36,7 +37,6 @@ from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
-from paceline.models.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.worker import Worker

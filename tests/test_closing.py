@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.convert import gguf_to_folder
+from paceline.conversion.convert import gguf_to_folder
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.engines.streamed import exact_target
 from tests.models.helpers import edited_gguf, metadata

@@ -12,8 +12,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from paceline.conversion.convert import folder_to_gguf
 from paceline.engines.llama_cpp.quantize import quantize_gguf
-from paceline.models.convert import folder_to_gguf
 from training import corpus, paths, sources, tokenizer
 from training.copying import GUIDED_SHARE, MATCHED
 from training.shapes import CONTEXT, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, SHAPES

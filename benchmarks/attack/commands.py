@@ -27,8 +27,8 @@ from typing import Any, Final
 from tests.models.hub_server import Hub, Repo, running_hub
 
 from benchmarks.attack.tries import AttackError, Attempt
+from paceline.conversion.convert import gguf_to_folder
 from paceline.models.cache import CACHE_VARIABLE
-from paceline.models.convert import gguf_to_folder
 from paceline.models.embedded import embedded_draft
 
 _LONGEST_S: Final = 60.0

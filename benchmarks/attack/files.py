@@ -16,8 +16,8 @@ from tests.models import damaged_folder, damaged_gguf
 from benchmarks.attack.bodies import NUMBERS, TEXTS
 from benchmarks.attack.loading import Loader
 from benchmarks.attack.tries import AttackError, Attempt
+from paceline.conversion.convert import gguf_to_folder
 from paceline.models.cache import CACHE_VARIABLE
-from paceline.models.convert import gguf_to_folder
 from paceline.models.embedded import embedded_draft
 
 LOAD_S: Final = 30.0

@@ -112,7 +112,7 @@ class Loader:
 
 def _answer(path: str, task: str) -> str:
     import paceline
-    from paceline.models.convert import folder_to_gguf, gguf_to_folder
+    from paceline.conversion.convert import folder_to_gguf, gguf_to_folder
     from paceline.planning.policies.fixed import NO_SPECULATION
 
     if task == "convert":

@@ -11,7 +11,7 @@ import gguf
 import pytest
 
 from paceline.cli.main import main
-from paceline.models.convert import exact_dtype
+from paceline.conversion.convert import exact_dtype
 from paceline.models.embedded import embedded_draft
 from tests.cli.interrupted import interrupt_while_it_writes
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from paceline.cli.inflate import LARGE_PRESET, large_target
+from paceline.conversion.inflate import PRESETS, LlamaShape, is_up_to_date
 from paceline.models.embedded import embedded_target
-from paceline.models.inflate import PRESETS, LlamaShape, is_up_to_date
 from tests.cli.interrupted import interrupt_while_it_writes
 from tests.cli.test_run import Invoke
-from tests.models.test_inflate import LARGE, SMALL, logits, write_llama
+from tests.conversion.test_inflate import LARGE, SMALL, logits, write_llama
 
 TO_LARGE = (
     *("--layers", "5", "--width", "1024", "--feed-forward", "768"),

@@ -58,7 +58,7 @@ def in_f32(source: Path) -> Path:
 @functools.cache
 def draft_folder() -> Path:
     """The embedded draft as a Hugging Face folder, written once: transformers takes a second to open the GGUF file."""
-    from paceline.models.convert import gguf_to_folder
+    from paceline.conversion.convert import gguf_to_folder
 
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)

@@ -12,13 +12,13 @@ import pytest
 from tests.tiers import some_long
 
 import paceline
+from paceline.conversion.convert import folder_to_gguf, gguf_to_folder
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.exactness import EXACT_TO, check_exact
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
-from paceline.models.convert import folder_to_gguf, gguf_to_folder
 from paceline.models.embedded import embedded_target
 from paceline.planning.policies.fixed import FixedPolicy
 

@@ -10,6 +10,7 @@ import pytest
 from tests.models.helpers import write_gguf
 
 import paceline.engines.loading as loading
+from paceline.conversion.convert import gguf_to_folder
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.loading import (
@@ -21,7 +22,6 @@ from paceline.engines.loading import (
     open_engine,
     open_vocabulary,
 )
-from paceline.models.convert import gguf_to_folder
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 

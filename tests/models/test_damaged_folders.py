@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 pytest.importorskip("llama_cpp")
 
 import paceline
+from paceline.conversion.convert import exact_dtype, folder_to_gguf, gguf_to_folder
 from paceline.core.errors import PacelineError
 from paceline.engines.loading import ModelOptions, open_vocabulary
-from paceline.models.convert import exact_dtype, folder_to_gguf, gguf_to_folder
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.sampling_defaults import read_sampling_defaults

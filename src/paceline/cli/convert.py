@@ -100,7 +100,7 @@ def convert(
 
 
 def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) -> None:
-    from paceline.models.convert import gguf_to_folder
+    from paceline.conversion.convert import gguf_to_folder
 
     if file_type not in _WEIGHT_TYPES:
         raise InputError(
@@ -133,8 +133,8 @@ def _to_gguf(
     description: str | None,
     license_name: str | None,
 ) -> None:
+    from paceline.conversion.convert import exact_dtype, folder_to_gguf
     from paceline.engines.llama_cpp.quantize import quantize_gguf
-    from paceline.models.convert import exact_dtype, folder_to_gguf
     from paceline.output import check_parent, temporary_folder
 
     def write(path: Path, dtype: str) -> None:

@@ -21,12 +21,12 @@ from paceline.cli.inflate import large_target
 from paceline.cli.race_view import lane_lines, legend, play, verdict_line
 from paceline.cli.setup import FoundModels, Setup, opened
 from paceline.comparison import Stop, Stopped, answer
+from paceline.conversion.inflate import file_type_named
 from paceline.engines.loading import ModelOptions, reader_of
 from paceline.engines.threads import busy_seconds, cores
 from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft, heldout
-from paceline.models.inflate import file_type_named
 from paceline.options import GenerateOptions
 from paceline.race import LaneName, Race, run_race
 

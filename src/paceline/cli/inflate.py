@@ -11,11 +11,7 @@ import typer
 
 from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
-from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.loading import ModelOptions, open_vocabulary
-from paceline.models.cache import complete_model, models_folder, resolve
-from paceline.models.embedded import embedded_target
-from paceline.models.inflate import (
+from paceline.conversion.inflate import (
     FILE_TYPES,
     PRESETS,
     VOCABULARIES,
@@ -27,6 +23,10 @@ from paceline.models.inflate import (
     is_up_to_date,
     preset_shape,
 )
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.loading import ModelOptions, open_vocabulary
+from paceline.models.cache import complete_model, models_folder, resolve
+from paceline.models.embedded import embedded_target
 from paceline.output import check_parent
 from paceline.sizes import size_text
 

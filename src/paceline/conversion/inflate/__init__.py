@@ -5,8 +5,8 @@ computes is unchanged, what it costs (weights read, cache filled, vocabulary sco
 speed can be measured on a model that says something, and drafts it as a real one would, with nothing to download.
 """
 
-from paceline.models.inflate.provenance import is_up_to_date
-from paceline.models.inflate.shape import (
+from paceline.conversion.inflate.provenance import is_up_to_date
+from paceline.conversion.inflate.shape import (
     FILE_TYPES,
     PRESETS,
     VOCABULARIES,
@@ -14,7 +14,7 @@ from paceline.models.inflate.shape import (
     fitted_shape,
     preset_shape,
 )
-from paceline.models.inflate.writing import as_gguf, inflate
+from paceline.conversion.inflate.writing import as_gguf, inflate
 from paceline.models.llama import LlamaShape
 
 __all__ = [

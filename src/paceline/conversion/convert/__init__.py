@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 import gguf
 import numpy as np
 
-from paceline.core.errors import InputError, ModelFileError
-from paceline.models.convert.dtypes import encode, stored_type, weight_type
-from paceline.models.convert.ends import name_ends
-from paceline.models.convert.llama import (
+from paceline.conversion.convert.dtypes import encode, stored_type, weight_type
+from paceline.conversion.convert.ends import name_ends
+from paceline.conversion.convert.llama import (
     Weight,
     add_settings_to_gguf,
     check_folder_can_hold,
@@ -31,9 +30,10 @@ from paceline.models.convert.llama import (
     to_gguf_rows,
     to_hf_rows,
 )
-from paceline.models.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
-from paceline.models.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
-from paceline.models.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, vocabulary_of_gguf
+from paceline.conversion.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
+from paceline.conversion.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
+from paceline.conversion.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, vocabulary_of_gguf
+from paceline.core.errors import InputError, ModelFileError
 from paceline.models.files import check_new_folder, damaged_entries, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.models.weight_files import check_model_folder
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from paceline.models.convert.dtypes import WeightType
+    from paceline.conversion.convert.dtypes import WeightType
     from paceline.models.gguf_file import Bytes, Floats
 
     ByteReport = Callable[[int, int], None]

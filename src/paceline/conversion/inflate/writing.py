@@ -22,11 +22,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from paceline.core.errors import InputError, ModelFileError
-from paceline.models.inflate import banned
-from paceline.models.inflate.layout import NOTHING, Indices, Layout, lay_out
-from paceline.models.inflate.provenance import recipe
-from paceline.models.inflate.shape import (
+from paceline.conversion.inflate import banned
+from paceline.conversion.inflate.layout import NOTHING, Indices, Layout, lay_out
+from paceline.conversion.inflate.provenance import recipe
+from paceline.conversion.inflate.shape import (
     FILE_TYPES,
     FileType,
     estimated_bytes,
@@ -34,6 +33,7 @@ from paceline.models.inflate.shape import (
     fitted_shape,
     matrix_type,
 )
+from paceline.core.errors import InputError, ModelFileError
 from paceline.models.llama import (
     EMBEDDINGS,
     OUTPUT,
@@ -88,7 +88,8 @@ def inflate(
         source: a GGUF file of a plain Llama model, of any type, or such a Hugging Face folder.
         destination: a path that ends in ``.gguf``, or else a Hugging Face folder to make.
         shape: the dimensions, or the name of a preset.
-        file_type: one of :data:`~paceline.models.inflate.shape.FILE_TYPES`; ``F32``, ``F16`` or ``BF16`` in a folder.
+        file_type: one of :data:`~paceline.conversion.inflate.shape.FILE_TYPES`; ``F32``, ``F16`` or ``BF16`` in a
+            folder.
         vocab_size: tokens; ids beyond the source's never win. ``None``: the shape's, or with a preset the source's.
         report: told of the progress.
 
@@ -103,9 +104,9 @@ def inflate(
         if destination.suffix.lower() == ".gguf":
             _inflate_gguf(gguf_source, destination, shape, file_type, vocab_size, report)
             return
-        from paceline.models.convert import gguf_to_folder
-        from paceline.models.convert.dtypes import weight_type
-        from paceline.models.convert.llama import check_folder_can_hold
+        from paceline.conversion.convert import gguf_to_folder
+        from paceline.conversion.convert.dtypes import weight_type
+        from paceline.conversion.convert.llama import check_folder_can_hold
 
         weight_type(file_type)  # before the work: a folder holds floats only
         shape = fitted_shape(LlamaFile(gguf_source).shape, shape, vocab_size)
@@ -131,7 +132,7 @@ def as_gguf(source: Path, folder: Path) -> Iterator[Path]:
     if not source.is_dir():
         yield source
         return
-    from paceline.models.convert import folder_to_gguf
+    from paceline.conversion.convert import folder_to_gguf
 
     with temporary_folder(folder / source.name) as temporary:
         converted = temporary / "source.gguf"

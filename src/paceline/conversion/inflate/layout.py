@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.models.inflate.shape import MULTIPLE, first_free_block, is_sensitive_layer
+from paceline.conversion.inflate.shape import MULTIPLE, first_free_block, is_sensitive_layer
 from paceline.models.llama import LlamaShape
 
 Indices = npt.NDArray[np.int64]

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import gguf
 import numpy as np
 
-from paceline.core.errors import InputError, ModelFileError
-from paceline.core.numbers import shown
-from paceline.models.convert.rope import (
+from paceline.conversion.convert.rope import (
     LinearScaling,
     Llama3Scaling,
     Rope,
@@ -18,6 +16,8 @@ from paceline.models.convert.rope import (
     recover_llama3,
     rope_of_config,
 )
+from paceline.core.errors import InputError, ModelFileError
+from paceline.core.numbers import shown
 from paceline.models.gguf_checks import LARGEST_VOCABULARY, MAX_LAYERS
 from paceline.models.llama import EMBEDDINGS, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, LlamaFile, LlamaShape
 

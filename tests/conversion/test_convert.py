@@ -24,18 +24,18 @@ import torch
 import transformers
 
 import paceline
+from paceline.conversion import convert
+from paceline.conversion.convert import exact_dtype, folder_to_gguf, gguf_to_folder
+from paceline.conversion.convert.dtypes import WEIGHT_TYPES, decode, encode
+from paceline.conversion.convert.llama import to_gguf_rows, to_hf_rows
+from paceline.conversion.convert.merges import merges_of_scores, scores_of_merges
+from paceline.conversion.convert.rope import Llama3Scaling, recover_llama3
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.engines.llama_cpp.quantize import quantize_gguf
-from paceline.models import convert
-from paceline.models.convert import exact_dtype, folder_to_gguf, gguf_to_folder
-from paceline.models.convert.dtypes import WEIGHT_TYPES, decode, encode
-from paceline.models.convert.llama import to_gguf_rows, to_hf_rows
-from paceline.models.convert.merges import merges_of_scores, scores_of_merges
-from paceline.models.convert.rope import Llama3Scaling, recover_llama3
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from tests.conversion.test_inflate import SMALL, write_llama
 from tests.models.helpers import edited_gguf, metadata, split_gguf, with_last_tokens
-from tests.models.test_inflate import SMALL, write_llama
 from tests.tiers import some_long
 
 Floats = npt.NDArray[np.float32]

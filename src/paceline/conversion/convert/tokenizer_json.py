@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import TokenType
 
+from paceline.conversion.convert.merges import merges_of_scores, scores_of_merges
+from paceline.conversion.convert.pretokenizers import pre_tokenizer_of_json
+from paceline.conversion.convert.sentencepiece_model import read_sentencepiece
+from paceline.conversion.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.convert.merges import merges_of_scores, scores_of_merges
-from paceline.models.convert.pretokenizers import pre_tokenizer_of_json
-from paceline.models.convert.sentencepiece_model import read_sentencepiece
-from paceline.models.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
 from paceline.models.files import damaged_entries, read_json, read_json_if_present, read_text, write_json
 from paceline.vocabularies.turns import unnamed_turn_ends
 

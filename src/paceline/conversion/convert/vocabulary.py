@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gguf import TokenType
 
+from paceline.conversion.convert.pretokenizers import PreTokenizer, pre_tokenizer_of_gguf
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.convert.pretokenizers import PreTokenizer, pre_tokenizer_of_gguf
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -16,11 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
-from paceline.models.embedded import embedded_draft
-from paceline.models.inflate import (
+from paceline.conversion.inflate import (
     FILE_TYPES,
     PRESETS,
     VOCABULARIES,
@@ -30,10 +26,14 @@ from paceline.models.inflate import (
     is_up_to_date,
     preset_shape,
 )
-from paceline.models.inflate import writing as writing_module
-from paceline.models.inflate.banned import CONSTANT, PROJECTION, banning_block, constant_block
-from paceline.models.inflate.layout import NOTHING, place_heads, place_layers
-from paceline.models.inflate.shape import MULTIPLE, check_holds, estimated_bytes
+from paceline.conversion.inflate import writing as writing_module
+from paceline.conversion.inflate.banned import CONSTANT, PROJECTION, banning_block, constant_block
+from paceline.conversion.inflate.layout import NOTHING, place_heads, place_layers
+from paceline.conversion.inflate.shape import MULTIPLE, check_holds, estimated_bytes
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.base import COMMITTED_END, Step
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
+from paceline.models.embedded import embedded_draft
 from tests.tiers import some_long
 
 Logits = npt.NDArray[np.float32]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from paceline.conversion.convert.dtypes import WeightType, decode
 from paceline.core.errors import ModelFileError
-from paceline.models.convert.dtypes import WeightType, decode
 from paceline.models.weight_files import INDEX, SINGLE, header_bytes, read_weight_map, weight_files
 
 if TYPE_CHECKING:

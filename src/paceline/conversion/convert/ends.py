@@ -16,8 +16,8 @@ from typing import Final
 
 import gguf
 
+from paceline.conversion.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf
 from paceline.core.errors import InputError, ModelWarning
-from paceline.models.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf
 from paceline.models.llama import ARCHITECTURE
 from paceline.vocabularies.turns import END_OF_TURN
 

@@ -1,0 +1,1 @@
+"""Models made of models: in another format, or at the cost of a larger shape."""
