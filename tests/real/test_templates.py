@@ -16,7 +16,7 @@ from paceline.chat.params import ChatParams
 from paceline.chat.reader import ChatReader
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
-from paceline.serving.chat_request import chat_params_of, followed
+from paceline.serving.chat_request import drop_unfollowed, read_chat_params
 from paceline.serving.prompts import _usual_variables
 from paceline.serving.schema import TemplateBody
 from tests.chat.conversing import ControlledBytes
@@ -151,8 +151,8 @@ def test_settings_of_reasoning_are_taken_with_every_template(models: Path, pytes
         reader = ChatReader(template, ControlledBytes(), 1 << 20)
 
         def prompt_of(setting: dict[str, Any], template: ChatTemplate = template, reader: ChatReader = reader) -> Any:
-            asked, names = chat_params_of(TemplateBody(messages=HELLO, **setting), ChatParams())
-            params, warnings = followed(asked, names, template)
+            asked, names = read_chat_params(TemplateBody(messages=HELLO, **setting), ChatParams())
+            params, warnings = drop_unfollowed(asked, names, template)
             usual = _usual_variables(template, params, None)
             return reader.prompt(
                 HELLO, tools=None, params=replace(params, template_variables=usual), max_tokens=8

@@ -15,10 +15,10 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serving.auth import namespace_of
+from paceline.serving.auth import get_namespace
 from paceline.serving.connections import AcceptingServer
-from paceline.serving.logs import request_id_of
-from paceline.serving.security import SecuritySettings, secured, socket_options
+from paceline.serving.logs import get_request_id
+from paceline.serving.security import SecuritySettings, socket_options, with_security
 from tests.timing import WAIT_S
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Echo:
         assert not message["more_body"]
         self.scopes.append(scope)
         self.bodies.append(message["body"])
-        facts = {"namespace": namespace_of(scope), "id": request_id_of(scope), "bytes": len(message["body"])}
+        facts = {"namespace": get_namespace(scope), "id": get_request_id(scope), "bytes": len(message["body"])}
         await answer(send, json.dumps(facts).encode())
 
 
@@ -57,7 +57,7 @@ def ask(
     **request: Any,
 ) -> httpx.Response:
     """Ask an application behind the layers, without a socket."""
-    return run(lambda: _ask(secured(app or Echo(), settings), method, url, request))
+    return run(lambda: _ask(with_security(app or Echo(), settings), method, url, request))
 
 
 async def _ask(app: ASGIApp, method: str, url: str, request: dict[str, Any]) -> httpx.Response:
@@ -178,7 +178,9 @@ class Socket:
 def serving(app: ASGIApp, settings: SecuritySettings) -> Iterator[int]:
     """Serve an application on a free port of the loopback; gives the port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(secured(app, settings), log_level="critical", lifespan="off", **socket_options(settings))
+    config = uvicorn.Config(
+        with_security(app, settings), log_level="critical", lifespan="off", **socket_options(settings)
+    )
     server = AcceptingServer(config, settings)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()

@@ -24,7 +24,7 @@ from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer
 from paceline.serving.app import create_app
 from paceline.serving.connections import AcceptingServer
-from paceline.serving.deployment import bind, url_of
+from paceline.serving.deployment import bind, server_url
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.security import socket_options
 from paceline.serving.server import Server
@@ -157,7 +157,7 @@ def hosted(
     (listener,) = bind(["127.0.0.1"], 0)
     config = uvicorn.Config(create_app(server, security), log_config=None, lifespan="off", **socket_options(security))
     web = AcceptingServer(config, security)
-    running = Hosted(url_of(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
+    running = Hosted(server_url(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
 
     async def serve() -> None:
         loading = asyncio.create_task(host.load())

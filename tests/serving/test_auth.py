@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.serving.auth import ApiKeys, keep_namespace, namespace_of
+from paceline.serving.auth import ApiKeys, get_namespace, set_namespace
 from paceline.serving.security import SecuritySettings
 from tests.serving.asking import Echo, ask, http_scope
 
@@ -89,8 +89,8 @@ def test_a_namespace_is_of_one_key_in_one_process() -> None:
 def test_a_salt_parts_a_namespace() -> None:
     def namespaces(name: str) -> list[str]:
         scope = http_scope()
-        keep_namespace(scope, name)
-        return [namespace_of(scope, salt) for salt in (None, "", "x", "y", "\ud800", "x" * 1000)]
+        set_namespace(scope, name)
+        return [get_namespace(scope, salt) for salt in (None, "", "x", "y", "\ud800", "x" * 1000)]
 
     assert len({*namespaces("one"), *namespaces("two")}) == 12
     assert namespaces("one") == namespaces("one")

@@ -186,7 +186,7 @@ def test_the_address_with_the_most_connections_gives_one_up() -> None:
     ],
 )
 def test_whose_a_connection_is(address: object, owner: object) -> None:
-    assert connections._owner_of(address) == owner
+    assert connections._owner_key(address) == owner
 
 
 def test_where_no_file_is_left_the_silent_yield_and_the_log_stays_short() -> None:

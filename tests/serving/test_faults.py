@@ -23,7 +23,7 @@ from paceline.serving import deployment as running
 from paceline.serving.event_stream import EventStream
 from paceline.serving.http_protocol import CarefulProtocol
 from paceline.serving.json_bodies import read_json
-from paceline.serving.response_formats import probabilities_of
+from paceline.serving.response_formats import list_probabilities
 from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, TemplateBody
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
@@ -243,9 +243,9 @@ def test_many_probabilities_are_written_in_a_thread(
 
     def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
         written_by.add(threading.get_ident())
-        return probabilities_of(*args, **options)
+        return list_probabilities(*args, **options)
 
-    monkeypatch.setattr("paceline.serving.response_formats.probabilities_of", noted)
+    monkeypatch.setattr("paceline.serving.response_formats.list_probabilities", noted)
 
     async def test() -> None:
         async with live() as server:

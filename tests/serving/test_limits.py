@@ -18,7 +18,7 @@ from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.auth import ApiKeys
-from paceline.serving.security import SecuritySettings, secured
+from paceline.serving.security import SecuritySettings, with_security
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, http_scope, run, serving
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
 from tests.serving.live import live
@@ -372,12 +372,12 @@ def test_a_body_of_unknown_size_is_refused_where_it_passes_the_limit(parts: tupl
 def test_a_nonsensical_length_is_not_believed(length: str) -> None:
     scope = http_scope(content_length=length)
     for size, status in ((10, 200), (11, 413)):
-        assert call(secured(Echo(), SMALL), scope, body_part(b"x" * size, more=False)).status == status
+        assert call(with_security(Echo(), SMALL), scope, body_part(b"x" * size, more=False)).status == status
 
 
 def test_a_body_that_takes_too_long_is_refused() -> None:
     routes = Echo()
-    app = secured(routes, SecuritySettings(body_timeout_s=0.05))
+    app = with_security(routes, SecuritySettings(body_timeout_s=0.05))
     sent = call(app, http_scope(content_length="9"), body_part(b"ab", more=True))
     message = (
         "the body did not arrive within 0.05 s, 2 bytes of it did: send it faster, or start the server with a longer "
@@ -391,7 +391,7 @@ def test_a_body_that_takes_too_long_is_refused() -> None:
 def test_a_client_that_leaves_within_its_body_gets_no_answer() -> None:
     routes = Echo()
     parts = [body_part(b"ab", more=True), {"type": "http.disconnect"}]
-    assert not call(secured(routes, SMALL), http_scope(), *parts)
+    assert not call(with_security(routes, SMALL), http_scope(), *parts)
     assert not routes.bodies
 
 
@@ -403,7 +403,7 @@ def test_routes_hear_that_the_client_left() -> None:
         await answer(send, b"{}")
 
     parts = [body_part(b"a", more=True), body_part(b"b", more=False), {"type": "http.disconnect"}]
-    call(secured(routes, SMALL), http_scope(), *parts)
+    call(with_security(routes, SMALL), http_scope(), *parts)
     assert heard == [body_part(b"ab", more=False), {"type": "http.disconnect"}]
 
 
@@ -418,7 +418,7 @@ def test_the_rest_of_a_refused_body_is_read_before_the_end_of_the_answer() -> No
     async def send(message: Message) -> None:
         order.append("end" if not message.get("more_body", True) else "answer")
 
-    run(lambda: secured(Echo(), SMALL)(http_scope(content_length="18"), receive, send))
+    run(lambda: with_security(Echo(), SMALL)(http_scope(content_length="18"), receive, send))
     assert order == ["answer", "answer", "read", "read", "read", "end"]
 
 
@@ -438,7 +438,7 @@ def test_nothing_is_waited_for_after_the_end_of_a_body() -> None:
     async def receive() -> Message:
         return next(parts)
 
-    run(lambda: secured(Echo(), SMALL)(http_scope(transfer_encoding="chunked"), receive, sent))
+    run(lambda: with_security(Echo(), SMALL)(http_scope(transfer_encoding="chunked"), receive, sent))
     assert sent.status == 413
     assert not sent[-1]["more_body"]
 
@@ -453,7 +453,7 @@ def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
         await answer(send, b"{}")
 
     async def statuses() -> tuple[list[int], list[int], Sent]:
-        app = secured(routes, settings)
+        app = with_security(routes, settings)
 
         async def sent(key: str, body: bytes, more: bool = False) -> Sent:
             parts, heard = [body_part(body, more=more)], Sent()
@@ -510,7 +510,7 @@ async def held_together(settings: SecuritySettings, bodies: list[tuple[str, list
         await answered.wait()
         await answer(send, b"{}")
 
-    app = secured(routes, settings)
+    app = with_security(routes, settings)
 
     async def status(key: str, parts: list[bytes]) -> int:
         left, heard = [body_part(part, more=True) for part in parts[:-1]] + [body_part(parts[-1], more=False)], Sent()

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from paceline.core.clock import VirtualClock
 from paceline.serving.auth import ApiKeys
 from paceline.serving.logs import LOGGER as ACCESS
-from paceline.serving.logs import AtMostAFew, RequestLog, logging_to_stderr
-from paceline.serving.security import SecuritySettings, secured
+from paceline.serving.logs import RepeatFilter, RequestLog, logging_to_stderr
+from paceline.serving.security import SecuritySettings, with_security
 from tests.serving.asking import answer, ask, body_part, call, http_scope
 from tests.timing import WAIT_S
 
@@ -27,13 +27,13 @@ def record(created: float, line: int = 1, name: str = "asyncio") -> logging.LogR
     return made
 
 
-def written(limit: AtMostAFew, made: logging.LogRecord) -> str | None:
+def written(limit: RepeatFilter, made: logging.LogRecord) -> str | None:
     """Return what a line says of those that were left out; ``None`` where it is left out too."""
     return str(made.left_out) if limit.filter(made) else None  # type: ignore[attr-defined]
 
 
 def test_of_one_kind_a_few_a_second_are_written_and_the_next_says_how_many_there_were() -> None:
-    limit = AtMostAFew()
+    limit = RepeatFilter()
     assert [written(limit, record(5.0 + i / 5000)) for i in range(4000)] == ["", "", "", *[None] * 3997]
     # Another kind is not held up by it.
     assert written(limit, record(5.9, line=2)) == ""
@@ -44,7 +44,7 @@ def test_of_one_kind_a_few_a_second_are_written_and_the_next_says_how_many_there
 
 
 def test_each_request_has_its_line() -> None:
-    limit = AtMostAFew()
+    limit = RepeatFilter()
     assert [written(limit, record(1.0, name=ACCESS.name)) for _ in range(100)] == [""] * 100
 
 
@@ -156,8 +156,8 @@ def test_an_answer_without_end_is_marked(caplog: pytest.LogCaptureFixture) -> No
     scope = http_scope(x_request_id="mine")
     for routes in (breaking, failing):
         with pytest.raises(RuntimeError, match="gone"):
-            call(secured(routes, SecuritySettings()), scope, body_part(b"", more=False))
-    call(secured(silent, SecuritySettings()), scope, {"type": "http.disconnect"})
+            call(with_security(routes, SecuritySettings()), scope, body_part(b"", more=False))
+    call(with_security(silent, SecuritySettings()), scope, {"type": "http.disconnect"})
     statuses = [(line.split()[2], line.endswith("mine (no end)")) for _, line in lines(caplog)]
     assert statuses == [("200", True), ("500", True), ("499", True)]
 

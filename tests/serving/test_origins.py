@@ -7,7 +7,7 @@ import pytest
 from paceline.core.errors import InputError
 from paceline.serving.auth import ApiKeys
 from paceline.serving.origins import CorsPolicy, host_name, is_loopback, open_warning
-from paceline.serving.security import SecuritySettings, secured
+from paceline.serving.security import SecuritySettings, with_security
 from tests.serving.asking import Echo, ask, body_part, call, http_scope
 
 KEYS = ApiKeys(["secret"])
@@ -159,7 +159,7 @@ def test_foreign_names_are_refused(host: str, method: str, path: str) -> None:
 def test_there_is_one_host(hosts: list[str]) -> None:
     scope = http_scope()
     scope["headers"] = [(b"host", host.encode()) for host in hosts]
-    assert call(secured(Echo(), LOCAL), scope, body_part(b"", more=False)).status == 403
+    assert call(with_security(Echo(), LOCAL), scope, body_part(b"", more=False)).status == 403
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_where_names_are_checked(settings: SecuritySettings, refused: bool) -> N
 def test_a_unix_socket_takes_any_name(server: tuple[str, int | None] | None, status: int) -> None:
     scope = http_scope() | {"server": server}
     scope["headers"] = [(b"host", b"anything")]
-    assert call(secured(Echo(), LOCAL), scope, body_part(b"", more=False)).status == status
+    assert call(with_security(Echo(), LOCAL), scope, body_part(b"", more=False)).status == status
 
 
 @pytest.mark.parametrize("host", ["a.example:8080", "fd00::1", "", "http://a.example", "a b"])

@@ -16,10 +16,10 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
-from paceline.serving.auth import ApiKeys, namespace_of
+from paceline.serving.auth import ApiKeys, get_namespace
 from paceline.serving.json_bodies import read_json
 from paceline.serving.origins import CorsPolicy
-from paceline.serving.security import SecuritySettings, TlsFiles, secured, socket_options
+from paceline.serving.security import SecuritySettings, TlsFiles, socket_options, with_security
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, feed, http_scope, run, serving
 from tests.serving.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
 from tests.timing import WAIT_S, LoopTime
@@ -49,7 +49,7 @@ def test_a_chunk_passes_before_the_next_is_made() -> None:
             arrived[body].set()
 
     scope = http_scope(origin="https://a.example", x_api_key="k")
-    run(lambda: secured(routes, EVERYTHING)(scope, feed(body_part(b"{}", more=False)), send))
+    run(lambda: with_security(routes, EVERYTHING)(scope, feed(body_part(b"{}", more=False)), send))
     assert order == [f"{what} {chunk.decode()}" for chunk in chunks for what in ("made", "arrived")]
 
 
@@ -70,7 +70,7 @@ def test_no_key_has_all_requests_under_way(keys: list[str], asking: str, refused
             await goes_on.wait()
             await answer(send, b"{}")
 
-        app = secured(routes, SecuritySettings(keys=ApiKeys(keys), max_connections=8))
+        app = with_security(routes, SecuritySettings(keys=ApiKeys(keys), max_connections=8))
 
         async def status(key: str) -> int:
             sent = Sent()
@@ -121,7 +121,7 @@ def test_nobody_without_a_key_gets_a_body_into_memory() -> None:
         return body_part(b"x", more=len(reads) < 3)
 
     scope = http_scope(content_length="3")
-    run(lambda: secured(Echo(), EVERYTHING)(scope, receive, sent))
+    run(lambda: with_security(Echo(), EVERYTHING)(scope, receive, sent))
     assert sent.status == 401
     # The answer was there before the first byte was read, and dropped.
     assert reads == [2, 2, 2]
@@ -129,7 +129,7 @@ def test_nobody_without_a_key_gets_a_body_into_memory() -> None:
 
 def test_a_websocket_is_closed_and_reaches_no_route() -> None:
     routes = Echo()
-    sent = call(secured(routes, SecuritySettings()), {"type": "websocket", "headers": []})
+    sent = call(with_security(routes, SecuritySettings()), {"type": "websocket", "headers": []})
     assert sent == [{"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"}]
     assert not routes.scopes
 
@@ -141,7 +141,7 @@ def test_start_and_stop_reach_the_routes() -> None:
         seen.append(scope)
 
     scope = {"type": "lifespan", "state": {}}
-    call(secured(routes, EVERYTHING), scope)
+    call(with_security(routes, EVERYTHING), scope)
     assert seen == [scope]
 
 
@@ -513,7 +513,7 @@ def test_routes_see_namespace_and_id() -> None:
     async def mine(request: Request) -> dict[str, str]:
         return {
             "state": request.state.namespace,
-            "salted": namespace_of(request.scope, "s"),
+            "salted": get_namespace(request.scope, "s"),
             "id": request.state.request_id,
         }
 

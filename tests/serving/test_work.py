@@ -13,9 +13,9 @@ from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
 from paceline.constraints import Source, compiling, grammars
 from paceline.core.vocabulary import Vocabulary
-from paceline.serving.auth import ApiKeys, keep_namespace
+from paceline.serving.auth import ApiKeys, set_namespace
 from paceline.serving.security import SecuritySettings
-from paceline.serving.work import Kind, Share, Work, kind_of_reading
+from paceline.serving.work import Kind, Share, Work, choose_reading_kind
 from tests.serving.live import Live, live
 from tests.timing import WAIT_S
 
@@ -32,8 +32,8 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def share_of(work: Work, key: str) -> Share:
     scope: dict[str, Any] = {"type": "http"}
-    keep_namespace(scope, key)
-    return work.share_of(scope)
+    set_namespace(scope, key)
+    return work.share_for(scope)
 
 
 class Held:
@@ -157,9 +157,9 @@ def test_few_items_take_no_thread() -> None:
 
 
 def test_long_texts_and_many_messages_are_read_apart_from_short_ones() -> None:
-    assert kind_of_reading(1 << 15, 64) is Kind.SHORT
-    assert kind_of_reading((1 << 15) + 1) is Kind.LONG
-    assert kind_of_reading(100, 65) is Kind.LONG
+    assert choose_reading_kind(1 << 15, 64) is Kind.SHORT
+    assert choose_reading_kind((1 << 15) + 1) is Kind.LONG
+    assert choose_reading_kind(100, 65) is Kind.LONG
 
 
 # Over HTTP

@@ -114,7 +114,7 @@ def serve(
     except ImportError as error:
         raise missing("a server", error.name, "serve") from None
     from paceline.serving.app import create_app
-    from paceline.serving.deployment import listening, run, url_of
+    from paceline.serving.deployment import listening, run, server_url
     from paceline.serving.logs import logging_to_stderr
     from paceline.serving.model_host import ModelHost
     from paceline.serving.server import Server
@@ -127,7 +127,7 @@ def serve(
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     security = _security(options)
     with listening(options.host, options.port) as sockets:
-        urls = [url_of(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
+        urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
             console.print(f"warning: {warning}", style="yellow", markup=False)
         found = _sized(context, setup.find(), models, options)

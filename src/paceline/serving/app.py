@@ -27,35 +27,35 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paceline.core.errors import PacelineError
 from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
-from paceline.serving.auth import namespace_of
-from paceline.serving.chat_request import further_settings
+from paceline.serving.auth import get_namespace
+from paceline.serving.chat_request import unread_settings
 from paceline.serving.errors import (
     FieldError,
     NotFoundError,
     NotOfferedError,
     RefusedError,
     WrongMethodError,
-    kind_of,
-    response_of,
+    error_response,
+    error_type,
 )
 from paceline.serving.event_stream import cancel_on_disconnect
 from paceline.serving.fields import check_known, unknown_within
-from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warnings_of
+from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warn_of_unknown_fields
 from paceline.serving.page import add_page
 from paceline.serving.prompts import (
     AT_ONCE,
     check_ids,
+    compile_constraint,
     encode,
-    piece_of,
     prepare_chat,
     prepare_completions,
     read_ids,
     read_mixed,
-    text_of,
-    with_bias,
-    with_constraint,
+    resolve_biases,
+    token_piece,
+    tokens_to_text,
 )
-from paceline.serving.props import models_of, props_of
+from paceline.serving.props import list_models, server_props
 from paceline.serving.response_formats import to_json
 from paceline.serving.schema import (
     ERROR_RESPONSES,
@@ -65,14 +65,14 @@ from paceline.serving.schema import (
     DetokenizeBody,
     TemplateBody,
     TokenizeBody,
-    body_of,
-    document,
-    documented,
+    describe_body,
+    openapi_document,
     parameter_error,
+    read_body_as,
 )
-from paceline.serving.security import SecuritySettings, secured
+from paceline.serving.security import SecuritySettings, with_security
 from paceline.serving.server import Server
-from paceline.serving.work import Kind, kind_of_reading
+from paceline.serving.work import Kind, choose_reading_kind
 
 
 def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
@@ -95,19 +95,19 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
 
     @functools.cache
     def described() -> bytes:
-        return to_json(document(app))
+        return to_json(openapi_document(app))
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
         # It takes 0.1 s at the first time.
-        return _json(await server.work.share_of(request.scope).offload(Kind.UPKEEP, described))
+        return _json(await server.work.share_for(request.scope).offload(Kind.UPKEEP, described))
 
     app.include_router(router)
     # It hands on streams of events as they come. Level 1, as the event loop waits for what has up to 128 KiB.
     app.add_middleware(GZipMiddleware, minimum_size=_MIN_COMPRESSED, compresslevel=1)
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, _answered(server))
-    return secured(_HeadAsGet(app), security, server.refused)
+        app.add_exception_handler(kind, _error_handler(server))
+    return with_security(_HeadAsGet(app), security, server.refused)
 
 
 _MIN_COMPRESSED: Final = 4096
@@ -132,23 +132,23 @@ class _HeadAsGet:
         await self._app(scope, receive, send)
 
 
-def _answered(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _error_handler(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Return what answers requests that ended by an error, and counts them."""
 
     async def answered(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             # Of Starlette's own there are a path and a method that nobody offers.
-            error = _not_there(request)
+            error = _no_such_route(request)
         elif isinstance(error, RequestValidationError):
             error = parameter_error(error)
-        response = response_of(error)
-        server.refused(response.status_code, kind_of(error))
+        response = error_response(error)
+        server.refused(response.status_code, error_type(error))
         return response
 
     return answered
 
 
-def _not_there(request: Request) -> PacelineError:
+def _no_such_route(request: Request) -> PacelineError:
     """Return the error of a path or a method that nobody offers."""
     path, method = request.scope["path"], request.scope["method"]
     offered = [
@@ -188,9 +188,9 @@ def _add_health(router: APIRouter, server: Server) -> None:
 
 def _add_generation(router: APIRouter, server: Server) -> None:
     async def read_request(request: Request, body: CompletionBody | ChatBody, api: Api) -> GenerationRequest:
-        served, biases, share = server.host.served, body.logit_bias, server.work.share_of(request.scope)
+        served, biases, share = server.host.served, body.logit_bias, server.work.share_for(request.scope)
         listed = len(biases) if isinstance(biases, dict | list) else 0
-        kind = await _kind_of(request)
+        kind = await _reading_kind(request)
         generation = await share.offload(
             kind,
             lambda: read_generation_request(
@@ -199,7 +199,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
             # Long bodies may have many messages and names, all of which are looked at.
             num_items=listed + len(await request.body()) // _BYTES_AN_ITEM,
         )
-        return await with_constraint(server.host, share, await with_bias(server.host, share, kind, generation))
+        return await compile_constraint(server.host, share, await resolve_biases(server.host, share, kind, generation))
 
     async def prepared_completion(
         request: Request, body: CompletionBody, api: Api
@@ -207,8 +207,8 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         generation = await read_request(request, body, api)
         return generation, await prepare_completions(
             server.host,
-            server.work.share_of(request.scope),
-            await _kind_of(request),
+            server.work.share_for(request.scope),
+            await _reading_kind(request),
             body.prompt,
             num_choices=generation.num_choices,
             most=server.options.max_choices,
@@ -222,8 +222,8 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         told = body.tools if generation.tools is None else generation.tools.tools
         return generation, await prepare_chat(
             server.host,
-            server.work.share_of(request.scope),
-            await _kind_of(request, body.messages, told),
+            server.work.share_for(request.scope),
+            await _reading_kind(request, body.messages, told),
             body,
             max_tokens=0 if counts else generation.options.get("max_tokens"),
             tools=told,
@@ -234,20 +234,22 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         generation, prompts = await cancel_on_disconnect(request, prepared_completion(request, body, api))
         return await server.answer(request, generation, prompts)
 
-    @router.post("/completion", summary="Go on with a text", openapi_extra=documented(CompletionBody))
+    @router.post("/completion", summary="Go on with a text", openapi_extra=describe_body(CompletionBody))
     @router.post("/completions", include_in_schema=False)
-    async def native(request: Request, body: Annotated[CompletionBody, Depends(body_of(CompletionBody))]) -> Response:
+    async def native(
+        request: Request, body: Annotated[CompletionBody, Depends(read_body_as(CompletionBody))]
+    ) -> Response:
         return await complete(request, body, "native")
 
-    @router.post("/v1/completions", summary="Go on with a text, as OpenAI", openapi_extra=documented(CompletionBody))
+    @router.post("/v1/completions", summary="Go on with a text, as OpenAI", openapi_extra=describe_body(CompletionBody))
     async def completions(
-        request: Request, body: Annotated[CompletionBody, Depends(body_of(CompletionBody))]
+        request: Request, body: Annotated[CompletionBody, Depends(read_body_as(CompletionBody))]
     ) -> Response:
         return await complete(request, body, "completions")
 
-    @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documented(ChatBody))
+    @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=describe_body(ChatBody))
     @router.post("/chat/completions", include_in_schema=False)
-    async def chat(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> Response:
+    async def chat(request: Request, body: Annotated[ChatBody, Depends(read_body_as(ChatBody))]) -> Response:
         generation, prompt = await cancel_on_disconnect(request, prepared_chat(request, body))
         if generation.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
@@ -263,22 +265,26 @@ def _add_generation(router: APIRouter, server: Server) -> None:
     @router.post(
         "/v1/chat/completions/input_tokens",
         summary="Count the tokens of a conversation",
-        openapi_extra=documented(ChatBody),
+        openapi_extra=describe_body(ChatBody),
     )
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
-    async def input_tokens(request: Request, body: Annotated[ChatBody, Depends(body_of(ChatBody))]) -> dict[str, Any]:
+    async def input_tokens(
+        request: Request, body: Annotated[ChatBody, Depends(read_body_as(ChatBody))]
+    ) -> dict[str, Any]:
         _, prompt = await cancel_on_disconnect(request, prepared_chat(request, body, counts=True))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     @router.post(
         "/v1/chat/completions/control",
         summary="End the reasoning of an answer that is being written",
-        openapi_extra=documented(ControlBody),
+        openapi_extra=describe_body(ControlBody),
     )
     @router.post("/chat/completions/control", include_in_schema=False)
-    async def control(request: Request, body: Annotated[ControlBody, Depends(body_of(ControlBody))]) -> dict[str, Any]:
-        warned = _warned(body, server)
-        answer = server.board.answer(body.id, namespace_of(request.scope))
+    async def control(
+        request: Request, body: Annotated[ControlBody, Depends(read_body_as(ControlBody))]
+    ) -> dict[str, Any]:
+        warned = _collect_warnings(body, server)
+        answer = server.board.answer(body.id, get_namespace(request.scope))
         if answer is None:
             return {"success": False, "message": "no active completion for this id", **warned}
         ended = [await choice.stream.end_reasoning() for choice in answer.choices]
@@ -305,10 +311,10 @@ _NOT_OFFERED: Final = (
 def _add_not_offered(router: APIRouter) -> None:
     """Add routes of llama-server that this one does not have, so that clients are told."""
     for path, what in _NOT_OFFERED:
-        router.add_api_route(path, _refusing(what), methods=["GET", "POST"], include_in_schema=False)
+        router.add_api_route(path, _route_that_refuses(what), methods=["GET", "POST"], include_in_schema=False)
 
 
-def _refusing(what: str) -> Callable[[], Awaitable[None]]:
+def _route_that_refuses(what: str) -> Callable[[], Awaitable[None]]:
     async def refuse() -> None:
         raise NotFoundError(f"this server does not support {what}")
 
@@ -322,13 +328,15 @@ _MAX_TOKENIZED: Final = 2 << 20
 def _add_tokens(router: APIRouter, server: Server) -> None:
     async def answered(request: Request, answer: Callable[[], bytes]) -> Response:
         # Texts may be as long as bodies. All that is done with them is done in threads, the writing of answers too.
-        work = server.work.share_of(request.scope).offload(await _kind_of(request), answer)
+        work = server.work.share_for(request.scope).offload(await _reading_kind(request), answer)
         return _json(await cancel_on_disconnect(request, work))
 
-    @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=documented(TokenizeBody))
-    async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(body_of(TokenizeBody))]) -> Response:
+    @router.post("/tokenize", summary="Turn a text into tokens", openapi_extra=describe_body(TokenizeBody))
+    async def tokenize(
+        request: Request, body: Annotated[TokenizeBody, Depends(read_body_as(TokenizeBody))]
+    ) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
-        warned = _warned(body, server)
+        warned = _collect_warnings(body, server)
 
         def answer() -> bytes:
             parts = read_mixed(body.content, "content")
@@ -348,59 +356,60 @@ def _add_tokens(router: APIRouter, server: Server) -> None:
             items: Iterator[Any] = iter(token_ids)
             if body.with_pieces:
                 items = (
-                    {"id": token_id, "piece": _text_or_bytes(piece_of(token_id, vocabulary))} for token_id in token_ids
+                    {"id": token_id, "piece": _text_or_bytes(token_piece(token_id, vocabulary))}
+                    for token_id in token_ids
                 )
             written = b",".join(to_json(some)[1:-1] for some in iter(lambda: list(islice(items, AT_ONCE)), []))
             return b'{"tokens":[%b]%b}' % (written, b"," + to_json(warned)[1:-1] if warned else b"")
 
         return await answered(request, answer)
 
-    @router.post("/detokenize", summary="Turn tokens into a text", openapi_extra=documented(DetokenizeBody))
+    @router.post("/detokenize", summary="Turn tokens into a text", openapi_extra=describe_body(DetokenizeBody))
     async def detokenize(
-        request: Request, body: Annotated[DetokenizeBody, Depends(body_of(DetokenizeBody))]
+        request: Request, body: Annotated[DetokenizeBody, Depends(read_body_as(DetokenizeBody))]
     ) -> Response:
         vocabulary = server.host.served.model.target.vocabulary
-        warned = _warned(body, server)
+        warned = _collect_warnings(body, server)
 
         def answer() -> bytes:
             token_ids = read_ids(body.tokens, "tokens")
             check_ids(token_ids, vocabulary, "tokens")
-            return to_json({"content": text_of(token_ids, vocabulary), **warned})
+            return to_json({"content": tokens_to_text(token_ids, vocabulary), **warned})
 
         return await answered(request, answer)
 
     @router.post(
         "/apply-template", summary="Write a conversation as the model's template has it",
-        openapi_extra=documented(TemplateBody),
+        openapi_extra=describe_body(TemplateBody),
     )  # fmt: skip
     async def apply_template(
-        request: Request, body: Annotated[TemplateBody, Depends(body_of(TemplateBody))]
+        request: Request, body: Annotated[TemplateBody, Depends(read_body_as(TemplateBody))]
     ) -> Response:
-        share, kind = server.work.share_of(request.scope), await _kind_of(request, body.messages, body.tools)
+        share, kind = server.work.share_for(request.scope), await _reading_kind(request, body.messages, body.tools)
         prompt = await cancel_on_disconnect(
             request, prepare_chat(server.host, share, kind, body, max_tokens=0, tools=body.tools)
         )
 
         def answer() -> bytes:
             # A client may send what it would ask the model.
-            warned = _warned(body, server, also=ChatBody.model_fields, further=prompt.warnings)
+            warned = _collect_warnings(body, server, also=ChatBody.model_fields, further=prompt.warnings)
             return to_json({"prompt": prompt.text, **warned})
 
         return _json(await share.offload(kind, answer, num_items=len(await request.body()) // _BYTES_AN_ITEM))
 
 
-async def _kind_of(request: Request, *lists: Sequence[Any] | str | None) -> Kind:
+async def _reading_kind(request: Request, *lists: Sequence[Any] | str | None) -> Kind:
     """Return of which kind it is to read a request with lists of messages and tools."""
-    return kind_of_reading(len(await request.body()), sum(len(each) for each in lists if isinstance(each, list)))
+    return choose_reading_kind(len(await request.body()), sum(len(each) for each in lists if isinstance(each, list)))
 
 
-def _warned(
+def _collect_warnings(
     body: BaseModel, server: Server, *, also: Container[str] = ("model",), further: Sequence[str] = ()
 ) -> dict[str, list[str]]:
     """Return what to tell of fields that a route does not know; ``also`` are known and have no effect."""
     extra = {name: value for name, value in (body.model_extra or {}).items() if name not in also}
-    extra |= {**further_settings(dict(body)), **unknown_within(dict(body))}
-    warnings = [*warnings_of(check_known(extra, strict=server.options.strict_fields)), *further]
+    extra |= {**unread_settings(dict(body)), **unknown_within(dict(body))}
+    warnings = [*warn_of_unknown_fields(check_known(extra, strict=server.options.strict_fields)), *further]
     return {"warnings": warnings} if warnings else {}
 
 
@@ -419,7 +428,7 @@ def _add_facts(router: APIRouter, server: Server) -> None:
     @router.get("/v1/models", summary="The model")
     @router.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
-        return models_of(server.host.served, created=int(server.host.started_s))
+        return list_models(server.host.served, created=int(server.host.started_s))
 
     @router.get("/v1/models/{name:path}", summary="The model, by one of its names")
     async def model(name: str) -> dict[str, Any]:
@@ -427,13 +436,13 @@ def _add_facts(router: APIRouter, server: Server) -> None:
         if name not in served.names:
             raise RefusedError(404, "not_found_error", f"there is no model {name!r} here: its names are "
                                f"{', '.join(served.names)}")  # fmt: skip
-        found: dict[str, Any] = models_of(served, created=int(server.host.started_s))["data"][0]
+        found: dict[str, Any] = list_models(served, created=int(server.host.started_s))["data"][0]
         return {**found, "id": name}
 
     @router.get("/props", summary="How requests are answered that say nothing")
     async def props(request: Request) -> dict[str, Any]:
-        served, share = server.host.served, server.work.share_of(request.scope)
-        return await share.offload(Kind.UPKEEP, lambda: props_of(served, server.options))
+        served, share = server.host.served, server.work.share_for(request.scope)
+        return await share.offload(Kind.UPKEEP, lambda: server_props(served, server.options))
 
     @router.post("/props", include_in_schema=False)
     async def set_props() -> None:
@@ -448,4 +457,4 @@ def _add_facts(router: APIRouter, server: Server) -> None:
         board = server.board
         if fail_on_no_slot and board.num_busy >= server.host.served.max_running:
             raise RefusedError(503, "unavailable_error", "no slot available")
-        return board.facts(namespace_of(request.scope))
+        return board.facts(get_namespace(request.scope))

@@ -62,7 +62,7 @@ class ApiKeys:
                 raise InputError("--api-key holds no key: give one, or leave the option out to serve without keys")
             keys += found
         for path in files:
-            found = [line.strip() for line in _text_of(path).splitlines()]
+            found = [line.strip() for line in _read_text(path).splitlines()]
             found = [line for line in found if line and not line.startswith("#")]
             if not found:
                 raise InputError(f"--api-key-file {path} holds no key: write one a line, or leave the option out")
@@ -100,12 +100,12 @@ class ApiKeys:
         return blake2b(value, key=self._secret, person=purpose, digest_size=32).digest()
 
 
-def keep_namespace(scope: Scope, namespace: str) -> None:
+def set_namespace(scope: Scope, namespace: str) -> None:
     """Keep the namespace of a request for the routes."""
     scope.setdefault("state", {})["namespace"] = namespace
 
 
-def namespace_of(scope: Scope, cache_salt: str | None = None) -> str:
+def get_namespace(scope: Scope, cache_salt: str | None = None) -> str:
     """Return the namespace that a request may share cached prompts and n-gram history within.
 
     Args:
@@ -120,7 +120,7 @@ def namespace_of(scope: Scope, cache_salt: str | None = None) -> str:
     return blake2b(salt, key=namespace.encode(), digest_size=_NAMESPACE_BYTES).hexdigest()
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
@@ -152,7 +152,7 @@ class KeyCheck:
             what = "the key of this request is not known here" if credentials else "this request has no key"
             message = f"Invalid API Key: {what}; send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise RefusedError(401, "authentication_error", message)
-        keep_namespace(scope, self._keys.namespace(accepted[0] if accepted else None))
+        set_namespace(scope, self._keys.namespace(accepted[0] if accepted else None))
 
     def _is_public(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths

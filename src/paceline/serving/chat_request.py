@@ -22,7 +22,7 @@ from paceline.core.numbers import shown
 from paceline.core.vocabulary import Vocabulary
 from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named
-from paceline.serving.schema import ChatBody, TemplateBody, whole_of
+from paceline.serving.schema import ChatBody, TemplateBody, as_whole
 
 _MAX_VARIABLES: Final = 1000
 
@@ -36,7 +36,7 @@ _TYPES: Final[Mapping[str, str]] = {"enabled": "on", "disabled": "off", "adaptiv
 """What ``thinking.type`` may be."""
 
 
-def chat_params_of(body: ChatBody | TemplateBody, defaults: ChatParams) -> tuple[ChatParams, dict[str, str]]:
+def read_chat_params(body: ChatBody | TemplateBody, defaults: ChatParams) -> tuple[ChatParams, dict[str, str]]:
     """Return how a conversation is written, and the names of the fields that say so, by the option.
 
     Args:
@@ -48,7 +48,7 @@ def chat_params_of(body: ChatBody | TemplateBody, defaults: ChatParams) -> tuple
     """
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for name, option, value in _settings_of(body):
+    for name, option, value in _iter_settings(body):
         if value is not None:
             given[option], names[option] = value, name
     if variables := given.get("template_variables"):
@@ -59,7 +59,7 @@ def chat_params_of(body: ChatBody | TemplateBody, defaults: ChatParams) -> tuple
         raise FieldError(_first_at_fault(given, names, defaults), str(error)) from error
 
 
-def further_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def unread_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what nothing reads of the fields that hold several settings of reasoning, by names with a dot.
 
     Args:
@@ -74,7 +74,7 @@ def further_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _settings_of(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]]:
+def _iter_settings(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]]:
     """Yield fields that say how a conversation is written, each with its option and value; later ones count."""
     variables = body.chat_template_kwargs or {}
     if len(variables) > _MAX_VARIABLES:
@@ -86,12 +86,12 @@ def _settings_of(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]
     yield (
         "chat_template_kwargs",
         "reasoning",
-        _switch(variables.pop("enable_thinking", None), "chat_template_kwargs", "enable_thinking"),
+        _read_switch(variables.pop("enable_thinking", None), "chat_template_kwargs", "enable_thinking"),
     )
     yield "chat_template_kwargs", "template_variables", variables or None
-    yield "enable_thinking", "reasoning", _switch(body.enable_thinking, "enable_thinking")
-    yield from _settings_in("thinking", body.thinking)
-    yield from _settings_in("reasoning", body.reasoning)
+    yield "enable_thinking", "reasoning", _read_switch(body.enable_thinking, "enable_thinking")
+    yield from _iter_nested_settings("thinking", body.thinking)
+    yield from _iter_nested_settings("reasoning", body.reasoning)
     # As in llama-server, an empty word says nothing.
     yield "reasoning_effort", "reasoning_effort", body.reasoning_effort or None
     yield "reasoning_budget_tokens", "reasoning_budget", body.reasoning_budget_tokens
@@ -100,30 +100,30 @@ def _settings_of(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]
         yield name, name, getattr(body, name, None)
 
 
-def _settings_in(name: str, given: dict[str, Any] | bool | None) -> Iterator[tuple[str, str, Any]]:
+def _iter_nested_settings(name: str, given: dict[str, Any] | bool | None) -> Iterator[tuple[str, str, Any]]:
     """Yield the settings in ``thinking`` or ``reasoning``."""
     if not isinstance(given, dict):
-        yield name, "reasoning", _switch(given, name)
+        yield name, "reasoning", _read_switch(given, name)
         return
     kind = given.get("type") if name == "thinking" else None
     if kind is not None and not (isinstance(kind, str) and kind in _TYPES):
         raise FieldError("thinking.type", f"thinking.type is {shown(kind)}: choose from {', '.join(_TYPES)}")
     yield "thinking.type", "reasoning", _TYPES.get(kind) if kind is not None else None
     if name == "thinking":
-        yield "thinking.budget_tokens", "reasoning_budget", whole_of(given.get("budget_tokens"))
+        yield "thinking.budget_tokens", "reasoning_budget", as_whole(given.get("budget_tokens"))
         return
-    yield "reasoning.enabled", "reasoning", _switch(given.get("enabled"), "reasoning.enabled")
+    yield "reasoning.enabled", "reasoning", _read_switch(given.get("enabled"), "reasoning.enabled")
     yield "reasoning.effort", "reasoning_effort", given.get("effort") or None
-    yield "reasoning.max_tokens", "reasoning_budget", whole_of(given.get("max_tokens"))
+    yield "reasoning.max_tokens", "reasoning_budget", as_whole(given.get("max_tokens"))
 
 
-def _switch(value: Any, param: str, called: str = "") -> str | None:
+def _read_switch(value: Any, param: str, called: str = "") -> str | None:
     if value is None or isinstance(value, bool):
         return None if value is None else "on" if value else "off"
     raise FieldError(param, f"{called or param} is {shown(value)}: give true or false")
 
 
-def followed(
+def drop_unfollowed(
     params: ChatParams, names: Mapping[str, str], template: ChatTemplate
 ) -> tuple[ChatParams, tuple[str, ...]]:
     """Return what of its options a model follows, and what the client ought to know of those that it cannot.
@@ -202,14 +202,16 @@ def read_tools(given: Mapping[str, Any]) -> OfferedTools | None:
         FieldError: a field cannot be used.
     """
     tools = given.get("tools") or []
-    _check_all(tools)
-    choice, allowed = _allowed_by(given.get("tool_choice", "auto"))
-    only = _named_by(choice)
+    _check_tools(tools)
+    choice, allowed = _read_allowed_tools(given.get("tool_choice", "auto"))
+    only = _read_forced_tool(choice)
     names = [tool["function"]["name"] for tool in tools]
     if choice == "none" or (choice == "auto" and not tools and allowed is None):
         return None
     if not tools:
-        raise FieldError("tool_choice", f"tool_choice is {_said(choice)}, and there are no tools: send some in tools")
+        raise FieldError(
+            "tool_choice", f"tool_choice is {_describe_choice(choice)}, and there are no tools: send some in tools"
+        )
     for name in allowed or ([only] if only else []):
         if name not in names:
             raise FieldError("tool_choice", f"tool_choice names {shown(name)}, and the tools are {', '.join(names)}")
@@ -221,7 +223,7 @@ def read_tools(given: Mapping[str, Any]) -> OfferedTools | None:
     return OfferedTools(tools, only, not is_auto, parallel, restricted=allowed is not None)
 
 
-def told_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+def tools_for_template(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Return tools as templates are told of them; ``None`` where there are none.
 
     Templates read description and parameters of each, and were made without the field ``strict`` of OpenAI's API.
@@ -232,11 +234,11 @@ def told_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
     Raises:
         FieldError: one of them cannot be used.
     """
-    _check_all(tools or [])
-    return [_told(tool) for tool in tools or []] or None
+    _check_tools(tools or [])
+    return [_tool_for_template(tool) for tool in tools or []] or None
 
 
-def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_for_template(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     usual = {
         "name": function["name"],
@@ -247,7 +249,7 @@ def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": usual | more}
 
 
-def call_format_of(offered: OfferedTools | None, known: ToolCallFormat | None) -> ToolCallFormat | None:
+def choose_call_format(offered: OfferedTools | None, known: ToolCallFormat | None) -> ToolCallFormat | None:
     """Return how an answer has calls; ``None`` where none are looked for.
 
     Args:
@@ -262,7 +264,7 @@ def call_format_of(offered: OfferedTools | None, known: ToolCallFormat | None) -
     return PLAIN_CALLS if offered.required and not has_grammar else known
 
 
-def calls_to_keep_to(
+def constrain_calls(
     offered: OfferedTools, content: Named | None, call_format: ToolCallFormat | None, vocabulary: Vocabulary
 ) -> Named | None:
     """Return what an answer keeps to, calls and all; ``None`` where nobody asked for anything.
@@ -282,7 +284,7 @@ def calls_to_keep_to(
     needs_grammar = (offered.restricted or not offered.several) and call_format.written is not None
     if not (offered.is_strict or needs_grammar or content is not None):
         return content
-    schema = _schema_of(content, call_format, required=offered.required)
+    schema = _content_schema(content, call_format, required=offered.required)
     field = "tool_choice" if offered.required else "tools"
     tools = [tool for tool in offered.tools if offered.only in ("", tool["function"]["name"])]
     try:
@@ -299,7 +301,9 @@ def calls_to_keep_to(
         raise FieldError(field, str(error)) from None
 
 
-def _schema_of(content: Named | None, call_format: ToolCallFormat, *, required: bool) -> JsonSchema | JsonObject | None:
+def _content_schema(
+    content: Named | None, call_format: ToolCallFormat, *, required: bool
+) -> JsonSchema | JsonObject | None:
     """Return what content keeps to, as a part of a grammar that has calls too."""
     if content is None:
         return None
@@ -319,14 +323,14 @@ def _schema_of(content: Named | None, call_format: ToolCallFormat, *, required: 
     return source
 
 
-def _check_all(tools: Sequence[Any]) -> None:
+def _check_tools(tools: Sequence[Any]) -> None:
     for number, tool in enumerate(tools):
-        _check(tool, f"tools[{number}]")
+        _check_tool(tool, f"tools[{number}]")
     if len(tools) > _MAX_TOOLS:
         raise FieldError("tools", f"{len(tools)} tools: at most {_MAX_TOOLS} are taken")
 
 
-def _check(tool: Any, place: str) -> None:
+def _check_tool(tool: Any, place: str) -> None:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise FieldError("tools", f"{place} is no function: give its type function, and a function with a name")
@@ -338,7 +342,7 @@ def _check(tool: Any, place: str) -> None:
         )
 
 
-def _allowed_by(choice: Any) -> tuple[Any, list[str] | None]:
+def _read_allowed_tools(choice: Any) -> tuple[Any, list[str] | None]:
     """Return a choice without its list of tools, and the names in that; ``None`` where any tool may be called."""
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return choice, None
@@ -362,12 +366,12 @@ def _function_in(tool: Any) -> Mapping[str, Any] | None:
     return function if isinstance(function, dict) and isinstance(function.get("name"), str) else None
 
 
-def _said(choice: Any) -> str:
+def _describe_choice(choice: Any) -> str:
     """Return a choice as a message shows it: of an object its type."""
     return f"of type {shown(choice.get('type', 'function'))}" if isinstance(choice, dict) else shown(choice)
 
 
-def _named_by(choice: Any) -> str:
+def _read_forced_tool(choice: Any) -> str:
     """Return the name of the function that has to be called; empty where none is named."""
     if choice in ("none", "auto", "required"):
         return ""
@@ -375,6 +379,7 @@ def _named_by(choice: Any) -> str:
     if function is None or not function["name"]:
         raise FieldError(
             "tool_choice",
-            f"tool_choice is {_said(choice)}: give none, auto, required, a function with its name, or allowed_tools",
+            f"tool_choice is {_describe_choice(choice)}: give none, auto, required, a function with its name, or "
+            "allowed_tools",
         )
     return str(function["name"])

@@ -140,7 +140,7 @@ class Acceptor:
                 await asyncio.sleep(0)
             self._freed.clear()
             try:
-                connection, address = await _accepted(listener)
+                connection, address = await _accept_one(listener)
             except ConnectionAbortedError:
                 continue
             except OSError as error:
@@ -154,7 +154,7 @@ class Acceptor:
                 continue
             if len(self._opening) >= _MAX_HANDSHAKES:
                 self._drop_one(Claim.SILENT)
-            place = _Place(self, connection, _owner_of(address), self._protocol())
+            place = _Place(self, connection, _owner_key(address), self._protocol())
             self._places.setdefault(place.owner, {})[place] = None
             self._count += 1
             self._opening[place] = asyncio.create_task(self._open(place))
@@ -198,7 +198,7 @@ class Acceptor:
         return False
 
 
-async def _accepted(listener: socket.socket) -> tuple[socket.socket, Any]:
+async def _accept_one(listener: socket.socket) -> tuple[socket.socket, Any]:
     """Wait for a connection, and return it with the client's address.
 
     asyncio's ``sock_accept`` loses a connection that comes in the moment in which the wait is given up, and logs a
@@ -266,7 +266,7 @@ class _Place:
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def _owner_of(address: object) -> Hashable:
+def _owner_key(address: object) -> Hashable:
     """Return whom a connection belongs to: an address, of IPv6 a network; all of a Unix socket to one."""
     host = address[0] if isinstance(address, tuple) else ""
     return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] if ":" in host else host

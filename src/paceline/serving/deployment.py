@@ -50,7 +50,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
             if is_socket_path(host):
                 bound.append(_bind_path(host))
                 continue
-            for found in _addresses_of(host, port):
+            for found in _resolve(host, port):
                 bound.append(_bind_address(host, port, found))
                 port = bound[-1].getsockname()[1]
     except BaseException:
@@ -81,7 +81,7 @@ def listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
             Path(host).unlink(missing_ok=True)
 
 
-def url_of(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:
+def server_url(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:
     """Return where clients find a server.
 
     Args:
@@ -96,17 +96,17 @@ def url_of(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:
     return f"{'https' if has_tls else 'http'}://{host}:{name[1]}{prefix}"
 
 
-def _addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
+def _resolve(host: str, port: int) -> list[tuple[Any, ...]]:
     """Return what a name stands for here, as ``getaddrinfo`` has it: ``localhost`` may be two addresses."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise InputError(f"--host {host} is no address of this machine: {error.strerror or error}") from None
     # A file of names may say a thing twice, and name what is switched off, as IPv6 often is.
-    return [each for each in dict.fromkeys(found) if _is_here(each)] or found[:1]
+    return [each for each in dict.fromkeys(found) if _can_bind(each)] or found[:1]
 
 
-def _is_here(found: tuple[Any, ...]) -> bool:
+def _can_bind(found: tuple[Any, ...]) -> bool:
     """Return whether this machine has the address now."""
     family, kind, protocol, _, address = found
     try:

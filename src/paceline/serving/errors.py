@@ -181,7 +181,7 @@ def _classify(error: BaseException) -> tuple[int, str]:
     return next(((status, kind) for known, status, kind in _KINDS if isinstance(error, known)), (500, "server_error"))
 
 
-def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
+def status_and_body(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of the answer to a request that ended by an error."""
     status, kind = _classify(error)
     if isinstance(error, RefusedError):
@@ -205,9 +205,9 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     return status, body
 
 
-def response_of(error: BaseException) -> Response:
+def error_response(error: BaseException) -> Response:
     """Return the answer to a request that ended by an error before anything of its answer was sent."""
-    status, body = error_of(error)
+    status, body = status_and_body(error)
     headers = {"Retry-After": str(RETRY_S)} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -216,7 +216,7 @@ def response_of(error: BaseException) -> Response:
     return JSONResponse(body, status, headers)
 
 
-def kind_of(error: BaseException) -> str:
+def error_type(error: BaseException) -> str:
     """Return the type that clients tell an error by; nothing is logged."""
     return _classify(error)[1]
 

@@ -21,10 +21,10 @@ from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, read_seed
 from paceline.options import REQUEST_PARTS, GenerateOptions
 from paceline.server_options import ServerOptions
-from paceline.serving.chat_request import OfferedTools, further_settings, read_tools
+from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
 from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named, check_known, unknown_within
-from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, whole_of
+from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, as_whole
 
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
@@ -159,27 +159,27 @@ def read_generation_request(
         name: value for name in type(body).model_fields if (value := getattr(body, name, None)) is not None
     }
     extra = dict(body.model_extra or {})
-    options, names = _options_of(given, defaults)
-    speculation, speculation_names = _speculation_of(given.get("speculative"), extra)
+    options, names = _read_options(given, defaults)
+    speculation, speculation_names = _read_speculation(given.get("speculative"), extra)
     options.update(speculation)
     names |= speculation_names
     biases, bias_texts = read_biases(given.get("logit_bias"))
     if biases:
         options["logit_bias"] = biases
-    reads_only, length = _length_of(given)
+    reads_only, length = _read_length(given)
     names["max_tokens"] = next((name for name in _LENGTHS if name in given), "max_tokens")
     if length is not None:
         options["max_tokens"] = length
     elif options.get("max_tokens") is None:
         options["max_tokens"] = MAX_TOKENS
     if "stop" in given:
-        options["stop"] = _stops_of(given["stop"], settings.max_stop)
-    samplers = _sampler_names(given["samplers"]) if "samplers" in given else None
+        options["stop"] = _read_stops(given["stop"], settings.max_stop)
+    samplers = _read_samplers(given["samplers"]) if "samplers" in given else None
     if samplers is not None:
-        options.update(_steps_of(samplers))
+        options.update(_sampler_options(samplers))
         names["order"] = "samplers"
-    num_choices = _num_choices(given, settings.max_choices)
-    num_logprobs = _num_logprobs(given, api)
+    num_choices = _read_num_choices(given, settings.max_choices)
+    num_logprobs = _read_num_logprobs(given, api)
     if num_logprobs is not None:
         options["logprobs"] = num_logprobs
         names["logprobs"] = next(name for name in ("top_logprobs", "logprobs", "n_probs") if name in given)
@@ -192,7 +192,7 @@ def read_generation_request(
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
-    extra |= {**further_settings(given), **unknown_within(given)}
+    extra |= {**unread_settings(given), **unknown_within(given)}
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
@@ -214,24 +214,24 @@ def read_generation_request(
         verbose=verbose or bool(given.get("verbose")),
         response_fields=tuple(given.get("response_fields", ())),
         ping_s=max(0.0, float(ping_s)),
-        most_predict_s=_most_predict_s(given),
+        most_predict_s=_read_time_limit(given),
         cache_salt=given.get("cache_salt", ""),
         samplers=samplers,
-        warnings=(*warnings_of(unknown), *_without_effect(given, api)),
+        warnings=(*warn_of_unknown_fields(unknown), *_warn_of_ineffective_fields(given, api)),
         names=names,
         named=named,
         tools=tools,
     )
 
 
-def warnings_of(unknown: Sequence[str]) -> tuple[str, ...]:
+def warn_of_unknown_fields(unknown: Sequence[str]) -> tuple[str, ...]:
     """Return what to say of names that nobody knows."""
     named = [f"unknown field {shown(name)} was ignored" for name in unknown[:_MAX_NAMED]]
     more = len(unknown) - len(named)
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
 
 
-def _without_effect(given: Mapping[str, Any], api: Api) -> list[str]:
+def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]:
     """Return what to say of fields that change nothing on this route, or without a stream."""
     found = [
         f"{name} changes nothing on this route"
@@ -243,7 +243,9 @@ def _without_effect(given: Mapping[str, Any], api: Api) -> list[str]:
     return found
 
 
-def at_fault(request: GenerationRequest, error: InputError, check: Callable[[GenerateOptions], object]) -> InputError:
+def find_field_at_fault(
+    request: GenerationRequest, error: InputError, check: Callable[[GenerateOptions], object]
+) -> InputError:
     """Return the error of options with the name of the field that is at fault, if one alone is.
 
     Args:
@@ -259,7 +261,7 @@ def at_fault(request: GenerationRequest, error: InputError, check: Callable[[Gen
     return error
 
 
-def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[GenerateOptions, dict[str, str]]:
+def _read_options(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[GenerateOptions, dict[str, str]]:
     """Return the options that fields of the table set, and the names of these fields by option."""
     options: dict[str, Any] = {**defaults}
     names: dict[str, str] = {}
@@ -276,7 +278,7 @@ def _options_of(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[Ge
     return cast("GenerateOptions", options), names
 
 
-def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> tuple[GenerateOptions, dict[str, str]]:
+def _read_speculation(speculative: Speculative | None, extra: dict[str, Any]) -> tuple[GenerateOptions, dict[str, str]]:
     """Return the options that say how a request is sped up, and the names of their fields by option.
 
     llama-server's names are taken out of ``extra``.
@@ -301,7 +303,7 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
         if option == "drafters" and value in ("none", "auto", "default"):
             is_off |= value == "none"
         elif option not in options:
-            options[option], names[option] = whole_of(value), name
+            options[option], names[option] = as_whole(value), name
     if is_off or (options.get("draft_max") == 0 and options["draft_max"] is not False):
         options.pop("draft_max", None)
         options["speculate"] = False
@@ -311,7 +313,7 @@ def _speculation_of(speculative: Speculative | None, extra: dict[str, Any]) -> t
     return cast("GenerateOptions", options), names
 
 
-def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
+def _read_length(given: Mapping[str, Any]) -> tuple[bool, int | None]:
     """Return whether nothing is to be generated, and the most tokens; ``None`` where that is not said."""
     for name in _LENGTHS:
         if name in given:
@@ -322,7 +324,7 @@ def _length_of(given: Mapping[str, Any]) -> tuple[bool, int | None]:
     return False, None
 
 
-def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
+def _read_stops(given: str | Sequence[str], most: int) -> tuple[str, ...]:
     stops = tuple(text for text in ([given] if isinstance(given, str) else given) if text)
     if len(stops) > most:
         raise FieldError(
@@ -331,7 +333,7 @@ def _stops_of(given: str | Sequence[str], most: int) -> tuple[str, ...]:
     return stops
 
 
-def _sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
+def _read_samplers(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return the sampling steps that are named, or spelled by llama.cpp's letters."""
     if len(given) > _MAX_STEPS:
         raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MAX_STEPS} are taken")
@@ -345,7 +347,7 @@ def _sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _steps_of(names: Sequence[str]) -> GenerateOptions:
+def _sampler_options(names: Sequence[str]) -> GenerateOptions:
     """Return the options that put sampling steps in an order, and switch off those that are not named."""
     order: list[str] = []
     for name in names:
@@ -365,7 +367,7 @@ def _steps_of(names: Sequence[str]) -> GenerateOptions:
     return cast("GenerateOptions", options)
 
 
-def _num_choices(given: Mapping[str, Any], most: int) -> int:
+def _read_num_choices(given: Mapping[str, Any], most: int) -> int:
     name = "n_cmpl" if "n_cmpl" in given else "n"
     count = given.get(name, 1)
     if not 1 <= count <= most:
@@ -375,7 +377,7 @@ def _num_choices(given: Mapping[str, Any], most: int) -> int:
     return int(count)
 
 
-def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
+def _read_num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
     """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
     logprobs = given.get("logprobs")
     if api == "chat":
@@ -389,7 +391,7 @@ def _num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
     return given.get("n_probs") or None
 
 
-def _most_predict_s(given: Mapping[str, Any]) -> float | None:
+def _read_time_limit(given: Mapping[str, Any]) -> float | None:
     value = given.get("t_max_predict_ms")
     return value / 1000.0 if value is not None and value > 0 else None
 
@@ -409,7 +411,7 @@ def read_biases(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], 
     """
     ids: dict[int, float] = {}
     texts: list[tuple[str, float]] = []
-    for token, bias in _pairs(given):
+    for token, bias in _iter_biases(given):
         if bias is not False and (isinstance(bias, bool) or not isinstance(bias, int | float)):
             raise FieldError(
                 "logit_bias", f"logit_bias has {shown(bias)} for {shown(token)}: give a number, or false to ban it"
@@ -426,23 +428,23 @@ def read_biases(given: Any) -> tuple[dict[int, float], tuple[tuple[str, float], 
     return ids, tuple(texts)
 
 
-def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
+def _iter_biases(given: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(given, Mapping):
         yield from given.items()
         return
     if given is not None and not isinstance(given, list):
-        raise _wrong(given)
+        raise _malformed_biases(given)
     for pair in given or ():
-        if not isinstance(pair, list) or len(pair) != 2 or not _is_token(whole_of(pair[0])):
-            raise _wrong(pair)
-        yield whole_of(pair[0]), pair[1]
+        if not isinstance(pair, list) or len(pair) != 2 or not _is_token(as_whole(pair[0])):
+            raise _malformed_biases(pair)
+        yield as_whole(pair[0]), pair[1]
 
 
 def _is_token(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _wrong(found: Any) -> FieldError:
+def _malformed_biases(found: Any) -> FieldError:
     return FieldError(
         "logit_bias",
         f"logit_bias has {shown(found)}: give an object of biases by token id or text, or a list of such pairs",
@@ -458,26 +460,26 @@ def read_constraint(given: Mapping[str, Any]) -> Named | None:
     Raises:
         FieldError: a field cannot be used, or several say it.
     """
-    found = list(_all_of(given))
+    found = list(_find_constraints(given))
     if len(found) > 1:
         first, second = found[0].field, found[1].field
         raise FieldError(second, f"{first} and {second} both say what the answer is to keep to: leave one of them out")
     return found[0] if found else None
 
 
-def _all_of(given: Mapping[str, Any]) -> Iterator[Named]:
+def _find_constraints(given: Mapping[str, Any]) -> Iterator[Named]:
     if "response_format" in given:
         source = _response_format(given["response_format"])
         if source is not None:
             yield Named("response_format", source)
     for name, make in _FIELDS.items():
         if name in given and given[name] != "":
-            yield Named(name, _made(name, make, given[name]))
+            yield Named(name, _make_source(name, make, given[name]))
     outputs = given.get("structured_outputs", {})
     for key, make in _OUTPUTS.items():
         if outputs.get(key) not in (None, False, ""):
             field = f"structured_outputs.{key}"
-            yield Named(field, _made(field, make, outputs[key]))
+            yield Named(field, _make_source(field, make, outputs[key]))
 
 
 def _response_format(given: Mapping[str, Any]) -> Source | None:
@@ -505,23 +507,25 @@ def _response_format(given: Mapping[str, Any]) -> Source | None:
         raise FieldError(
             "response_format", f'response_format has type {shown(kind)}: give "text", "json_object" or "json_schema"'
         )
-    return JsonObject() if schema is None else _made("response_format", partial(JsonSchema, strict=strict), schema)
+    return (
+        JsonObject() if schema is None else _make_source("response_format", partial(JsonSchema, strict=strict), schema)
+    )
 
 
-def _made(field: str, make: Callable[[Any], Source], value: Any) -> Source:
+def _make_source(field: str, make: Callable[[Any], Source], value: Any) -> Source:
     try:
         return make(value)
     except ConstraintError as error:
         raise FieldError(field, str(error)) from None
 
 
-def _schema_of(value: Any) -> Source:
+def _read_schema(value: Any) -> Source:
     if not isinstance(value, dict | bool | str):
         raise ConstraintError(f"the JSON schema is {shown(value)}: give an object")
     return JsonSchema(value)
 
 
-def _text_of(make: Callable[[str], Source]) -> Callable[[Any], Source]:
+def _text_reader(make: Callable[[str], Source]) -> Callable[[Any], Source]:
     def made(value: Any) -> Source:
         if not isinstance(value, str):
             raise ConstraintError(f"{shown(value)} is no text: give one")
@@ -530,29 +534,29 @@ def _text_of(make: Callable[[str], Source]) -> Callable[[Any], Source]:
     return made
 
 
-def _choice_of(value: Any) -> Source:
+def _read_choice(value: Any) -> Source:
     if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
         raise ConstraintError(f"{shown(value)} is no list of texts: give one text or more")
     return Choice(value)
 
 
-def _grammar_of(value: Any) -> Source:
+def _read_grammar(value: Any) -> Source:
     """Read a grammar in either notation, as vLLM does: Lark's rules have a colon, and GBNF's ``::=``."""
-    return _text_of(Gbnf if isinstance(value, str) and "::=" in value else Lark)(value)
+    return _text_reader(Gbnf if isinstance(value, str) and "::=" in value else Lark)(value)
 
 
 _FIELDS: Final[Mapping[str, Callable[[Any], Source]]] = {
-    "json_schema": _schema_of,
-    "grammar": _text_of(Gbnf),
-    "guided_json": _schema_of,
-    "guided_regex": _text_of(Regex),
-    "guided_choice": _choice_of,
-    "guided_grammar": _grammar_of,
+    "json_schema": _read_schema,
+    "grammar": _text_reader(Gbnf),
+    "guided_json": _read_schema,
+    "guided_regex": _text_reader(Regex),
+    "guided_choice": _read_choice,
+    "guided_grammar": _read_grammar,
 }
 _OUTPUTS: Final[Mapping[str, Callable[[Any], Source]]] = {
-    "json": _schema_of,
+    "json": _read_schema,
     "json_object": lambda value: JsonObject(),
-    "regex": _text_of(Regex),
-    "choice": _choice_of,
-    "grammar": _grammar_of,
+    "regex": _text_reader(Regex),
+    "choice": _read_choice,
+    "grammar": _read_grammar,
 }

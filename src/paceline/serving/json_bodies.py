@@ -87,13 +87,13 @@ def read_json(body: bytes) -> dict[str, Any]:
     if not body or body.isspace():
         raise BodyError("the body is empty: send a JSON object, such as {}")
     if len(body) <= PIECE_BYTES:
-        source = _Source("".join(_decoded(body)))
+        source = _Source("".join(_decode_pieces(body)))
         _check_levels(source)
-        value = _parsed(source)
+        value = _parse(source)
     else:
         value = _LongBody().read(body)
     if not isinstance(value, dict):
-        raise _no_object(value)
+        raise _not_an_object(value)
     return value
 
 
@@ -102,7 +102,7 @@ _KINDS: Final[dict[type[Any], str]] = {
 }  # fmt: skip
 
 
-def _decoded(body: bytes) -> Iterator[str]:
+def _decode_pieces(body: bytes) -> Iterator[str]:
     """Iterate over the pieces of a body, as texts."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     start = len(codecs.BOM_UTF8) if body.startswith(codecs.BOM_UTF8) else 0
@@ -190,7 +190,7 @@ class _LongBody:
     def read(self, body: bytes) -> Any:
         """Return the value of a body."""
         text, least = "", 0
-        for piece in itertools.chain(_decoded(body), [""]):
+        for piece in itertools.chain(_decode_pieces(body), [""]):
             text += piece
             # At the end all is looked at, as the limits are kept there.
             if piece and len(text) < least:
@@ -255,7 +255,7 @@ class _LongBody:
             before = text[:start]
             if not cut.opened:
                 # However it ends, it is no object.
-                raise _no_object(_parsed(_Source(f'{before}""')))
+                raise _not_an_object(_parse(_Source(f'{before}""')))
             if cut.opened[-1] == "{" and before.rstrip(_BLANKS)[-1:] != ":":
                 if len(text) - start - len('"') <= PIECE_BYTES:
                     return None
@@ -284,7 +284,7 @@ class _LongBody:
         before = "".join(f'{{"{_BEFORE}":' if mark == "{" else "[" for mark in self._opened)
         before += "" if not before else '"' if self._is_in_text else "0"
         source = _Source(before + text + cut.completion, len(before), self._line, self._column, self._text_place)
-        self._join(_parsed(source), cut)
+        self._join(_parse(source), cut)
         if cut.text_start > 0:
             self._text_place = self._place(text, cut.text_start)
         self._line, self._column = source.at(len(before) + len(text))
@@ -301,7 +301,7 @@ class _LongBody:
                 first = part.pop(_BEFORE)
                 twice = next((name for name in part if name in value), None)
                 if twice is not None:
-                    raise _given_twice(twice)
+                    raise _duplicate_field(twice)
                 value.update(part)
             else:
                 last = len(value) - 1
@@ -316,9 +316,9 @@ class _LongBody:
             return
         inner = self._value
         for _ in cut.opened[1:]:
-            inner = _last_of(inner)
+            inner = _last_value(inner)
         if cut.text_start > 0:
-            self._text_parts = [_last_of(inner)]
+            self._text_parts = [_last_value(inner)]
         elif cut.text_start < 0:
             # What completed the piece.
             inner.pop(_AFTER if isinstance(inner, dict) else -1)
@@ -327,7 +327,7 @@ class _LongBody:
         """Refuse what follows the whole value."""
         rest = text.lstrip(_BLANKS)
         if rest:
-            raise _no_json("Extra data", self._place(text, len(text) - len(rest)))
+            raise _not_json("Extra data", self._place(text, len(text) - len(rest)))
         self._line, self._column = self._at(text).at(len(text))
 
     def _at(self, text: str) -> _Source:
@@ -337,11 +337,11 @@ class _LongBody:
         return self._at(text).place(position)
 
 
-def _last_of(value: Any) -> Any:
+def _last_value(value: Any) -> Any:
     return next(reversed(value.values())) if isinstance(value, dict) else value[-1]
 
 
-def _parsed(source: _Source) -> Any:
+def _parse(source: _Source) -> Any:
     """Return the value that JSON is."""
     text = source.text
     # Python's own parsers of integers are much faster than ours, and lists of tokens are long.
@@ -349,21 +349,21 @@ def _parsed(source: _Source) -> Any:
     try:
         value = decoder.decode(text)
     except json.JSONDecodeError as error:
-        raise _no_json(error.msg.removesuffix(" at"), source.place(error.pos)) from None
+        raise _not_json(error.msg.removesuffix(" at"), source.place(error.pos)) from None
     except _UnfitLiteralError as error:
         literal, reason = error.args
         found = next(found for found in _LITERALS.finditer(text) if found[0] == literal)
-        raise BodyError(f"the body has {_shown(literal)} at {source.place(found.start())}: {reason}") from None
+        raise BodyError(f"the body has {_shorten(literal)} at {source.place(found.start())}: {reason}") from None
     if _HALF_PAIR.search(text):
         _check_pairs(source)
     return value
 
 
-def _no_json(reason: str, place: str) -> BodyError:
+def _not_json(reason: str, place: str) -> BodyError:
     return BodyError(f"the body is not JSON: {reason} ({place})")
 
 
-def _no_object(value: Any) -> BodyError:
+def _not_an_object(value: Any) -> BodyError:
     return BodyError(f"the body is a JSON {_KINDS[type(value)]}: send an object, such as {{}}")
 
 
@@ -371,8 +371,8 @@ def _too_deep(place: str) -> BodyError:
     return BodyError(f"the body nests deeper than {MAX_LEVELS} levels at {place}")
 
 
-def _given_twice(name: str) -> BodyError:
-    return BodyError(f"the body gives the field {_shown(json.dumps(name))} twice in one object: give it once")
+def _duplicate_field(name: str) -> BodyError:
+    return BodyError(f"the body gives the field {_shorten(json.dumps(name))} twice in one object: give it once")
 
 
 def _check_levels(source: _Source) -> None:
@@ -395,7 +395,7 @@ def _check_pairs(source: _Source) -> None:
     for found in _ESCAPES.finditer(source.text):
         if found[1]:
             raise BodyError(
-                f"the body has {_shown(found[0])} at {source.place(found.start())}: half a surrogate pair is no "
+                f"the body has {_shorten(found[0])} at {source.place(found.start())}: half a surrogate pair is no "
                 "character; send both halves, or the character itself"
             )
 
@@ -421,11 +421,11 @@ def _read_integer(literal: str) -> int:
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise _given_twice(_first_twice(pairs))
+        raise _duplicate_field(_find_duplicate(pairs))
     return value
 
 
-def _first_twice(pairs: list[tuple[str, Any]]) -> str:
+def _find_duplicate(pairs: list[tuple[str, Any]]) -> str:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
@@ -442,6 +442,6 @@ _WITH_LONG_INTEGERS: Final = json.JSONDecoder(
 )
 
 
-def _shown(literal: str) -> str:
+def _shorten(literal: str) -> str:
     literal = printable_line(literal)
     return literal if len(literal) <= LONGEST_SHOWN else f"{literal[:LONGEST_SHOWN]}..."

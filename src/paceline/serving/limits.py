@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import QueueFullError
-from paceline.serving.auth import namespace_of
+from paceline.serving.auth import get_namespace
 from paceline.serving.errors import RefusedError
 from paceline.serving.json_bodies import MAX_VALUES
 
@@ -100,7 +100,7 @@ class RequestLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
-        key = namespace_of(scope)
+        key = get_namespace(scope)
         if not self._room.take(key, 1):
             raise RefusedError(
                 503,
@@ -143,7 +143,7 @@ class BodyReader:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
-        held = _Held(self._room, namespace_of(scope))
+        held = _Held(self._room, get_namespace(scope))
         try:
             body = await self._read(declared_length(Headers(scope=scope)), receive, held)
             if body is not None:

@@ -88,7 +88,7 @@ class RequestLog:
             )
 
 
-def request_id_of(scope: Scope) -> str:
+def get_request_id(scope: Scope) -> str:
     """Return the id of a request, which its answer has as ``x-request-id``."""
     request_id: str = scope["state"]["request_id"]
     return request_id
@@ -102,7 +102,7 @@ _AT_ONCE: Final = 1000
 """Characters that any pipe with room has room for."""
 
 
-class AtMostAFew(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Lets a few records of one kind pass in a second, and has the next one say how many there were beside them.
 
     A kind is a place in the code. The lines of requests are of no kind: each stands for something that was done.
@@ -138,7 +138,7 @@ class _Kind:
     left_out = 0
 
 
-class _Unwaiting:
+class _NonBlockingStream:
     """Writes what a stream has room for, and drops the rest: nobody waits for a reader of the log."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -165,9 +165,9 @@ def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
     Args:
         verbose: tell of requests too that are made again and again, such as those for ``/health``.
     """
-    handler = logging.StreamHandler(_Unwaiting(sys.stderr))
+    handler = logging.StreamHandler(_NonBlockingStream(sys.stderr))
     handler.setFormatter(logging.Formatter("{asctime} {message}{left_out}", datefmt="%H:%M:%S", style="{"))
-    handler.addFilter(AtMostAFew())
+    handler.addFilter(RepeatFilter())
     # Of its own life, the server tells by itself. The root takes what libraries say, asyncio among them.
     levels = {"paceline": logging.DEBUG if verbose else logging.INFO, "uvicorn": logging.WARNING}
     before = [(logger, logger.level) for logger in map(logging.getLogger, levels)]

@@ -76,7 +76,7 @@ class Family:
         return self.kind == "counter" and not self.name.endswith("_total")
 
 
-def metric_of(family: Family, value: Value, constants: Mapping[str, str]) -> Metric:
+def to_prometheus(family: Family, value: Value, constants: Mapping[str, str]) -> Metric:
     """Return a family with its value, as prometheus_client writes it.
 
     Args:

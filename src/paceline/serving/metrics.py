@@ -26,7 +26,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from paceline.core.request import FinishReason
 from paceline.core.stats import RequestStats
 from paceline.planning.base import RoundRecord
-from paceline.serving.metric_families import LLAMA_SERVER, OWN, VLLM, Family, Scrape, Value, metric_of
+from paceline.serving.metric_families import LLAMA_SERVER, OWN, VLLM, Family, Scrape, Value, to_prometheus
 from paceline.serving.metric_totals import AnswerTotals, RoundTotals, ServerLoad
 
 FAMILIES: Final[Sequence[Family]] = (*LLAMA_SERVER, *VLLM, *OWN)
@@ -134,7 +134,7 @@ class ServerMetrics:
         """
         values = self._read(self._load())
         written = [
-            metric_of(family, value, self._constants(family))
+            to_prometheus(family, value, self._constants(family))
             for family, value in values
             if openmetrics or not family.is_bare_counter
         ]

@@ -98,10 +98,10 @@ def add_page(router: APIRouter) -> None:
     """Add the page at ``/``, and its files."""
     for name, file in page_files().items():
         # The same for everybody, as a browser sends no key with what a page refers to.
-        router.add_api_route(f"/{name}", _sending(file), methods=["GET"], include_in_schema=False)
+        router.add_api_route(f"/{name}", _route_of_file(file), methods=["GET"], include_in_schema=False)
 
 
-def _sending(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+def _route_of_file(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
     headers = {**_HEADERS, "ETag": file.etag}
 
     async def send(request: Request) -> Response:

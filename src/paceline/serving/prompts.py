@@ -27,11 +27,11 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.chat_request import (
     OfferedTools,
-    call_format_of,
-    calls_to_keep_to,
-    chat_params_of,
-    followed,
-    told_tools,
+    choose_call_format,
+    constrain_calls,
+    drop_unfollowed,
+    read_chat_params,
+    tools_for_template,
 )
 from paceline.serving.errors import FieldError
 from paceline.serving.fields import Named
@@ -74,7 +74,7 @@ async def prepare_completions(
             if not token_ids:
                 raise FieldError("prompt", "the prompt is empty: give at least one token to go on from")
             check_length(len(token_ids), served.context_length)
-            found.append(PreparedPrompt(token_ids, text_of(token_ids, vocabulary)))
+            found.append(PreparedPrompt(token_ids, tokens_to_text(token_ids, vocabulary)))
         return found
 
     return await share.offload(kind, read)
@@ -107,22 +107,22 @@ async def prepare_chat(
         ContextLengthError: it leaves no room for an answer.
     """
     served = host.served
-    params, _ = chat_params_of(body, served.chat)
+    params, _ = read_chat_params(body, served.chat)
     if served.template is None:
         raise CapabilityError(
             f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
             "start the server with --chat-template-file"
         )
     try:
-        chat, warnings = await share.offload(kind, lambda: _written(served, body, tools, max_tokens))
+        chat, warnings = await share.offload(kind, lambda: _write_chat(served, body, tools, max_tokens))
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
-        raise too_long(error.num_tokens, served.context_length, is_least=error.is_least) from None
+        raise prompt_too_long(error.num_tokens, served.context_length, is_least=error.is_least) from None
     except InputError as error:
         if type(error) is not InputError:
             raise
-        name = await share.offload(kind, lambda: _at_fault(served, body, tools, max_tokens))
+        name = await share.offload(kind, lambda: _find_field_at_fault(served, body, tools, max_tokens))
         raise FieldError(name, str(error)) from None
     prompt = PreparedPrompt(
         chat.token_ids,
@@ -132,7 +132,7 @@ async def prepare_chat(
         reasoning_format=params.reasoning_format,
         warnings=warnings,
     )
-    call_format = call_format_of(offered, served.call_format)
+    call_format = choose_call_format(offered, served.call_format)
     if call_format is None or offered is None:
         return prompt
     # The library that reads calls takes a second to import.
@@ -141,7 +141,7 @@ async def prepare_chat(
     return replace(prompt, options=options, call_format=call_format, tools=offered)
 
 
-def _written(
+def _write_chat(
     served: ServedModel,
     body: ChatBody | TemplateBody,
     tools: Sequence[Mapping[str, Any]] | None,
@@ -150,16 +150,16 @@ def _written(
     """Return what a conversation comes to, and what the client ought to know of how it was written."""
     template = served.template
     assert template is not None
-    asked, names = chat_params_of(body, served.chat)
-    params, warnings = followed(asked, names, template)
-    told = told_tools(tools)
+    asked, names = read_chat_params(body, served.chat)
+    params, warnings = drop_unfollowed(asked, names, template)
+    told = tools_for_template(tools)
     variables = {**_usual_variables(template, params, told), **params.template_variables}
     params = replace(params, template_variables=variables)
     chat = served.model.chat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
     return chat, warnings
 
 
-def _at_fault(
+def _find_field_at_fault(
     served: ServedModel,
     body: ChatBody | TemplateBody,
     tools: Sequence[Mapping[str, Any]] | None,
@@ -171,7 +171,7 @@ def _at_fault(
             continue
         others = body.model_copy(update={name: None})
         try:
-            _written(served, others, None if name == "tools" else tools, max_tokens)
+            _write_chat(served, others, None if name == "tools" else tools, max_tokens)
         except InputError:
             continue
         return name
@@ -199,7 +199,7 @@ def _usual_variables(
     return {name: value for name, value in usual.items() if name in template.variables}
 
 
-async def with_bias(host: ModelHost, share: Share, kind: Kind, request: GenerationRequest) -> GenerationRequest:
+async def resolve_biases(host: ModelHost, share: Share, kind: Kind, request: GenerationRequest) -> GenerationRequest:
     """Return what is asked for, with biases of texts as those of their tokens, and end tokens banned if that is asked.
 
     Args:
@@ -227,7 +227,7 @@ async def with_bias(host: ModelHost, share: Share, kind: Kind, request: Generati
     return replace(request, options={**request.options, "logit_bias": biases}) if biases else request
 
 
-async def with_constraint(host: ModelHost, share: Share, request: GenerationRequest) -> GenerationRequest:
+async def compile_constraint(host: ModelHost, share: Share, request: GenerationRequest) -> GenerationRequest:
     """Return what is asked for, with what the answer is to keep to compiled for the model.
 
     Raises:
@@ -236,21 +236,19 @@ async def with_constraint(host: ModelHost, share: Share, request: GenerationRequ
     served, named = host.served, request.named
     constraint = None
     if named is not None:
-        constraint, request = await _compiled(host, share, request, named), await _warned(share, request, named)
+        constraint, request = await _compile(host, share, request, named), await _warn_unenforced(share, request, named)
     if request.tools is not None:
-        call_format = call_format_of(request.tools, served.call_format)
+        call_format = choose_call_format(request.tools, served.call_format)
         # Large schemas take a while.
         tools, vocabulary = request.tools, served.model.target.vocabulary
-        with_calls = await share.offload(
-            Kind.COMPILING, lambda: calls_to_keep_to(tools, named, call_format, vocabulary)
-        )
+        with_calls = await share.offload(Kind.COMPILING, lambda: constrain_calls(tools, named, call_format, vocabulary))
         if with_calls is not None and with_calls != named:
-            named, constraint = with_calls, await _compiled(host, share, request, with_calls)
-            request = await _warned_of_tools(share, request, tools)
+            named, constraint = with_calls, await _compile(host, share, request, with_calls)
+            request = await _warn_unenforced_tools(share, request, tools)
     return request if constraint is None else replace(request, named=named, constraint=constraint)
 
 
-async def _compiled(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:
+async def _compile(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:
     try:
         model, salt = host.served.model, request.cache_salt
         return await share.offload(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
@@ -258,7 +256,7 @@ async def _compiled(host: ModelHost, share: Share, request: GenerationRequest, n
         raise FieldError(named.field, str(error)) from None
 
 
-async def _warned(share: Share, request: GenerationRequest, named: Named) -> GenerationRequest:
+async def _warn_unenforced(share: Share, request: GenerationRequest, named: Named) -> GenerationRequest:
     """Say what of a schema nothing keeps the answer to."""
     source = named.source
     if not isinstance(source, JsonSchema):
@@ -270,7 +268,7 @@ async def _warned(share: Share, request: GenerationRequest, named: Named) -> Gen
     return replace(request, warnings=(*request.warnings, warning))
 
 
-async def _warned_of_tools(share: Share, request: GenerationRequest, tools: OfferedTools) -> GenerationRequest:
+async def _warn_unenforced_tools(share: Share, request: GenerationRequest, tools: OfferedTools) -> GenerationRequest:
     """Say what of the parameters of functions that are not strict nothing keeps calls to."""
 
     def read() -> list[str]:
@@ -296,7 +294,7 @@ def check_length(num_tokens: int, context_length: int) -> None:
         ContextLengthError: it is too long.
     """
     if num_tokens >= context_length:
-        raise too_long(num_tokens, context_length)
+        raise prompt_too_long(num_tokens, context_length)
 
 
 def _check_least(parts: Sequence[TextOrId], vocabulary: Vocabulary, context_length: int) -> None:
@@ -309,10 +307,10 @@ def _check_least(parts: Sequence[TextOrId], vocabulary: Vocabulary, context_leng
         return
     least = sum(vocabulary.fewest_tokens(part) if isinstance(part, str) else 1 for part in parts)
     if least >= context_length:
-        raise too_long(least, context_length, is_least=True)
+        raise prompt_too_long(least, context_length, is_least=True)
 
 
-def too_long(num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
+def prompt_too_long(num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
     """Return the error of a prompt that is too long, in the words that clients of llama-server look for."""
     return ContextLengthError(
         f"request ({'at least ' if is_least else ''}{num_tokens} tokens) exceeds the available context size "
@@ -343,7 +341,7 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
             f"{len(items)} prompts{each}: at most {most} answers are written at once; send fewer, or start the server "
             "with a larger --max-n",
         )
-    return [_one(item) for item in items]
+    return [_read_one(item) for item in items]
 
 
 def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -384,7 +382,7 @@ def read_mixed(content: Any, name: str) -> list[TextOrId]:
     raise FieldError(name, f"{name} is {shown(content)}: give a text, token ids, or both in a list")
 
 
-def _one(prompt: Any) -> list[TextOrId]:
+def _read_one(prompt: Any) -> list[TextOrId]:
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
             raise FieldError("prompt", "the prompt has multimodal_data, and this model reads text alone: leave it out")
@@ -404,17 +402,17 @@ AT_ONCE: Final = 1 << 12
 """Tokens that are spelled or written at once: no other thread runs meanwhile, for about a millisecond."""
 
 
-def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
+def tokens_to_text(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
     """Return the text of tokens, control tokens spelled out; bytes that are no character become U+FFFD."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     texts = [
-        decode(b"".join(piece_of(token_id, vocabulary) for token_id in token_ids[start : start + AT_ONCE]))
+        decode(b"".join(token_piece(token_id, vocabulary) for token_id in token_ids[start : start + AT_ONCE]))
         for start in range(0, len(token_ids), AT_ONCE)
     ]
     return "".join([*texts, decode(b"", True)])
 
 
-def piece_of(token_id: int, vocabulary: Vocabulary) -> bytes:
+def token_piece(token_id: int, vocabulary: Vocabulary) -> bytes:
     """Return what a token adds to a text, or the name of a control token."""
     return vocabulary.token_bytes(token_id) or vocabulary.token_spelling(token_id) or b""
 

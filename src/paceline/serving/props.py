@@ -15,10 +15,10 @@ from paceline.options import read_options
 from paceline.server_options import ServerOptions
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import BUILD, ServedModel
-from paceline.serving.prompts import piece_of
+from paceline.serving.prompts import token_piece
 
 
-def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:
+def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
     """Return the list of models, in OpenAI's form and in Ollama's, as llama-server does.
 
     Args:
@@ -63,7 +63,7 @@ def models_of(served: ServedModel, *, created: int) -> dict[str, Any]:
     }
 
 
-def props_of(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
+def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
     """Return what the server is and how it answers where a request says nothing.
 
     Args:
@@ -72,9 +72,9 @@ def props_of(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
     """
     given = {**served.options, **served.model.defaults.left_open(served.options)}
     request = read_options({name: value for name, value in given.items() if value is not None})
-    params = SamplingParams(**{**_plain(request.params), "seed": served.seed or 0})
+    params = SamplingParams(**{**_as_dict(request.params), "seed": served.seed or 0})
     rules = StopRules(max_tokens=given.get("max_tokens") or MAX_TOKENS)
-    settings = short_settings_of(params, rules, None, served)
+    settings = short_generation_settings(params, rules, None, served)
     if served.seed is None:
         # Each request draws one.
         settings["seed"] = -1
@@ -98,9 +98,9 @@ def props_of(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
         "ui_settings": {},
         "cors_proxy_enabled": False,
         "chat_template": "" if served.template is None else served.template.source,
-        "chat_template_caps": caps_of(served.template),
-        "bos_token": _spelled(opening[0], served) if opening else "",
-        "eos_token": _spelled(ends[0], served) if ends else "",
+        "chat_template_caps": template_capabilities(served.template),
+        "bos_token": _spell(opening[0], served) if opening else "",
+        "eos_token": _spell(ends[0], served) if ends else "",
         "build_info": f"{BUILD}-{__version__}",
         "is_sleeping": False,
         "speculative": {
@@ -112,7 +112,7 @@ def props_of(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
     }
 
 
-def caps_of(template: ChatTemplate | None) -> dict[str, bool]:
+def template_capabilities(template: ChatTemplate | None) -> dict[str, bool]:
     """Return what a chat template can write, under llama-server's names."""
     if template is None:
         return {}
@@ -130,11 +130,11 @@ def caps_of(template: ChatTemplate | None) -> dict[str, bool]:
     }
 
 
-def _spelled(token_id: int, served: ServedModel) -> str:
-    return piece_of(token_id, served.model.target.vocabulary).decode("utf-8", "replace")
+def _spell(token_id: int, served: ServedModel) -> str:
+    return token_piece(token_id, served.model.target.vocabulary).decode("utf-8", "replace")
 
 
-def _plain(params: SamplingParams) -> dict[str, Any]:
+def _as_dict(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in params.__dataclass_fields__}
 
 
@@ -172,7 +172,7 @@ _SWITCHED_OFF: Final[dict[str, Any]] = {
 """Fields of what is not built, with the values by which it is switched off."""
 
 
-def settings_of(
+def generation_settings(
     params: SamplingParams, rules: StopRules, request: GenerationRequest, served: ServedModel
 ) -> dict[str, Any]:
     """Return how an answer was sampled, but for the biases, of which there may be many.
@@ -184,7 +184,7 @@ def settings_of(
         served: the model.
     """
     return {
-        **short_settings_of(params, rules, request, served),
+        **short_generation_settings(params, rules, request, served),
         "dry_sequence_breakers": ["\n", ":", '"', "*"],
         "stop": list(rules.stop),
         "logit_bias": [],
@@ -195,13 +195,13 @@ def settings_of(
     }
 
 
-def shown_biases(biases: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+def biases_as_json(biases: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
     """Return biases as ``generation_settings`` have them."""
     # JSON has no infinity.
     return [{"token": token_id, "bias": None if bias == -math.inf else bias} for token_id, bias in biases]
 
 
-def short_settings_of(
+def short_generation_settings(
     params: SamplingParams, rules: StopRules, request: GenerationRequest | None, served: ServedModel
 ) -> dict[str, Any]:
     """Return how an answer is sampled, without what may be long or private; as ``/slots`` and ``/props`` have it."""
@@ -229,12 +229,12 @@ def short_settings_of(
         "reasoning_format": "none" if request is None else request.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": _chain_of(params) if request is None or request.samplers is None else list(request.samplers),
+        "samplers": _sampler_chain(params) if request is None or request.samplers is None else list(request.samplers),
         "speculative.types": speculative,
         "timings_per_token": request is not None and request.timings_per_token,
         "post_sampling_probs": request is not None and request.post_sampling,
     }
 
 
-def _chain_of(params: SamplingParams) -> list[str]:
+def _sampler_chain(params: SamplingParams) -> list[str]:
     return [name for step in params.order for name in _STEPS.get(step, ())]

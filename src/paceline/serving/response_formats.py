@@ -20,8 +20,8 @@ from paceline.core.stats import RequestStats
 from paceline.core.vocabulary import Vocabulary
 from paceline.serving.answering import Answer, Choice, Ended, Event, Part, Progress, Round, TokenEvent
 from paceline.serving.model_host import BUILD
-from paceline.serving.prompts import piece_of
-from paceline.serving.props import settings_of, shown_biases
+from paceline.serving.prompts import token_piece
+from paceline.serving.props import biases_as_json, generation_settings
 from paceline.serving.timings import metrics_of, round_of, speculation_of, timings_of, usage_of
 
 
@@ -85,7 +85,7 @@ def as_events(chunks: Sequence[dict[str, Any]], *, in_pieces: bool = False) -> b
         in_pieces: let other threads run while they are written.
     """
     if in_pieces:
-        return b"".join(b"".join((b"data: ", *pieces_of(chunk), b"\n\n")) for chunk in chunks)
+        return b"".join(b"".join((b"data: ", *json_pieces(chunk), b"\n\n")) for chunk in chunks)
     return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
 
 
@@ -103,7 +103,7 @@ def to_json(value: Any, default: Callable[[Any], Any] = Listed.whole) -> bytes:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=default).encode()
 
 
-def pieces_of(value: Any) -> Iterator[bytes]:
+def json_pieces(value: Any) -> Iterator[bytes]:
     """Iterate over JSON. Other threads run while a :class:`Listed` in it is written."""
     found: list[Listed] = []
 
@@ -119,7 +119,7 @@ def pieces_of(value: Any) -> Iterator[bytes]:
             yield from listed.pieces()
 
 
-def probabilities_of(
+def list_probabilities(
     logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary, *, post_sampling: bool
 ) -> list[dict[str, Any]]:
     """Return how likely tokens were, as OpenAI's chats and llama-server have it.
@@ -131,10 +131,9 @@ def probabilities_of(
     """
     found = []
     for each in logprobs:
-        entry = _probability_of(each.token_id, each.logprob, vocabulary, post_sampling=post_sampling)
+        entry = _probability(each.token_id, each.logprob, vocabulary, post_sampling=post_sampling)
         entry["top_probs" if post_sampling else "top_logprobs"] = [
-            _probability_of(token_id, logprob, vocabulary, post_sampling=post_sampling)
-            for token_id, logprob in each.top
+            _probability(token_id, logprob, vocabulary, post_sampling=post_sampling) for token_id, logprob in each.top
         ]
         found.append(entry)
     return found
@@ -144,7 +143,7 @@ _LOWEST: Final = -3.4028234663852886e38
 """Number that stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
 
 
-def _probability_of(token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool) -> dict[str, Any]:
+def _probability(token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool) -> dict[str, Any]:
     spelling = vocabulary.token_bytes(token_id)
     value = math.exp(logprob) if post_sampling else max(logprob, _LOWEST)
     return {
@@ -303,8 +302,10 @@ class _Formatter(ABC):
             "model": self.answer.served.id,
             "tokens_predicted": 0 if request.reads_only else choice.num_said,
             "tokens_evaluated": choice.num_prompt,
-            "generation_settings": settings_of(choice.stream.params, choice.stream.rules, request, self.answer.served)
-            | {"logit_bias": Listed([*choice.stream.params.logit_bias.items()], shown_biases)},
+            "generation_settings": generation_settings(
+                choice.stream.params, choice.stream.rules, request, self.answer.served
+            )
+            | {"logit_bias": Listed([*choice.stream.params.logit_bias.items()], biases_as_json)},
             "prompt": choice.prompt.text,
             "has_new_line": choice.has_new_line,
             "truncated": choice.truncated,
@@ -320,7 +321,7 @@ class _Formatter(ABC):
     def probabilities(self, logprobs: Sequence[TokenLogprob]) -> Listed:
         """Return how likely tokens were."""
         write = functools.partial(
-            probabilities_of, vocabulary=self.vocabulary, post_sampling=self.request.post_sampling
+            list_probabilities, vocabulary=self.vocabulary, post_sampling=self.request.post_sampling
         )
         return Listed(logprobs, write, 1 + (self.request.num_logprobs or 0))
 
@@ -511,7 +512,7 @@ class CompletionFormatter(_OpenAiFormatter):
         # Control tokens add nothing to the text, which the tokens are to spell.
         spelled = [self.vocabulary.token_bytes(each.token_id) for each in logprobs]
         return {
-            "tokens": [_named(piece) for piece in spelled],
+            "tokens": [_token_name(piece) for piece in spelled],
             "token_logprobs": [max(each.logprob, _LOWEST) for each in logprobs],
             "top_logprobs": Listed(
                 [*zip(logprobs, spelled, strict=True)],
@@ -528,8 +529,8 @@ class CompletionFormatter(_OpenAiFormatter):
         for token_id, value in logprob.top:
             if token_id != logprob.token_id:
                 # Of tokens with one text the likelier counts.
-                found.setdefault(_named(piece_of(token_id, self.vocabulary)), max(value, _LOWEST))
-        found[_named(spelled)] = max(logprob.logprob, _LOWEST)
+                found.setdefault(_token_name(token_piece(token_id, self.vocabulary)), max(value, _LOWEST))
+        found[_token_name(spelled)] = max(logprob.logprob, _LOWEST)
         return found
 
 
@@ -550,7 +551,7 @@ class _Offsets:
         return begin
 
 
-def _named(piece: bytes) -> str:
+def _token_name(piece: bytes) -> str:
     """Return the text of a token, or as OpenAI does the bytes of one that is a part of a character."""
     try:
         return piece.decode()
@@ -562,7 +563,7 @@ _FIELDS: Final = {"content": "content", "reasoning": "reasoning_content"}
 """Fields of a message by the kind of a part."""
 
 
-def _delta_of(part: Part) -> dict[str, Any]:
+def _part_delta(part: Part) -> dict[str, Any]:
     """Return a part of an answer as a chunk of a stream has it."""
     if isinstance(part, CallStarted):
         function = {"name": part.name, "arguments": ""}
@@ -654,7 +655,7 @@ class ChatFormatter(_OpenAiFormatter):
         """Return the chunks of one token: one for each kind of text that it ends."""
         found = []
         for part in tokens.parts:
-            found.append({**self.head(in_stream=True), "choices": [self._delta(tokens.choice, _delta_of(part))]})
+            found.append({**self.head(in_stream=True), "choices": [self._delta(tokens.choice, _part_delta(part))]})
         if not found and (tokens.logprobs or tokens.sources):
             # The end of the answer, which adds no text.
             found.append({**self.head(in_stream=True), "choices": [self._delta(tokens.choice, {})]})

@@ -41,12 +41,12 @@ from paceline.serving.work import Kind, Work
 _EXAMPLE_TEXT: Final = "def fibonacci(n):"
 
 
-def whole_of(value: Any) -> Any:
+def as_whole(value: Any) -> Any:
     """Return a number without fraction as a whole one: clients written in JavaScript have one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(whole_of)]
+Whole = Annotated[int, BeforeValidator(as_whole)]
 """A whole number, also where it is written as 3.0; no text and no truth value."""
 
 MAX_TEXTS: Final = 4096
@@ -56,12 +56,12 @@ Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_TEXTS)]
 """Texts. The first that is none ends the look: a report on each of millions would take minutes and gigabytes."""
 
 
-def _uncopied(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _skip_copy(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Return an object as it is: pydantic would copy it, and no other thread would run until that is done."""
     return value if isinstance(value, dict) else check(value)
 
 
-def _uncopied_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _skip_copy_of_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Return a list of objects as it is; the first that is none is refused."""
     if not isinstance(value, list):
         return check(value)
@@ -69,10 +69,10 @@ def _uncopied_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     return check(wrong[:1]) if wrong else value
 
 
-Object = Annotated[dict[str, Any], WrapValidator(_uncopied)]
+Object = Annotated[dict[str, Any], WrapValidator(_skip_copy)]
 """An object of any fields."""
 
-Objects = Annotated[list[dict[str, Any]], WrapValidator(_uncopied_list)]
+Objects = Annotated[list[dict[str, Any]], WrapValidator(_skip_copy_of_list)]
 """Objects."""
 
 _BIAS: Final = {"anyOf": [{"type": "number"}, {"const": False}]}
@@ -120,7 +120,7 @@ class Speculative(_Body):
     verify: Literal["coupled", "rejection"] | None = Field(None, description="How drafts are judged.")
 
 
-def _kind_of(field: TableField) -> Any:
+def _field_type(field: TableField) -> Any:
     kinds: Mapping[str, Any] = {
         "whole": Whole,
         "real": float,
@@ -138,7 +138,7 @@ _WRITTEN_OUT: Final = (
 """Fields of the table that a request has in another form, or that are not a client's to set."""
 
 
-def _of_the_table() -> dict[str, Any]:
+def _option_fields() -> dict[str, Any]:
     """Return pydantic's definitions of the table's fields, by every name that a request may use."""
     found: dict[str, Any] = {}
     for part in REQUEST_PARTS:
@@ -155,7 +155,7 @@ def _of_the_table() -> dict[str, Any]:
             extra: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
             for name in field.json_names:
                 text = about.help or f"See {part.__name__}.{field.name}."
-                found[name] = (_kind_of(field) | None, Field(None, description=text, json_schema_extra=extra))
+                found[name] = (_field_type(field) | None, Field(None, description=text, json_schema_extra=extra))
     return found
 
 
@@ -196,7 +196,7 @@ class _Generation(_Body):
     )
 
 
-_Generated = create_model("_Generated", __base__=_Generation, **_of_the_table())
+_Generated = create_model("_Generated", __base__=_Generation, **_option_fields())
 
 
 class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
@@ -281,7 +281,7 @@ _OF_A_CLASS: Final = re.compile(r"a valid dictionary( or instance of \w+)?")
 """What pydantic calls a JSON object."""
 
 
-def body_of(model: type[_BodyT]) -> Callable[[Request], Awaitable[_BodyT]]:
+def read_body_as(model: type[_BodyT]) -> Callable[[Request], Awaitable[_BodyT]]:
     """Return a dependency that reads a request's body, whatever type the request says it has.
 
     FastAPI would read JSON alone, and clients such as ``curl -d`` send it as a form.
@@ -290,9 +290,9 @@ def body_of(model: type[_BodyT]) -> Callable[[Request], Awaitable[_BodyT]]:
     async def read(request: Request) -> _BodyT:
         body = await request.body()
         if len(body) <= PIECE_BYTES:
-            return checked(model, read_json(body))
+            return validate_body(model, read_json(body))
         work: Work = request.app.state.work
-        return await work.share_of(request.scope).offload(Kind.BODIES, lambda: _read_long(model, body))
+        return await work.share_for(request.scope).offload(Kind.BODIES, lambda: _read_long(model, body))
 
     return read
 
@@ -302,13 +302,13 @@ def _read_long(model: type[_BodyT], body: bytes) -> _BodyT:
     # Nothing runs beside the garbage collector, and what grows here is nothing that it could free.
     gc.disable()
     try:
-        return checked(model, read_json(body))
+        return validate_body(model, read_json(body))
     finally:
         if collects:
             gc.enable()
 
 
-def checked(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
+def validate_body(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
     """Return a body whose fields are of their kinds.
 
     Raises:
@@ -323,7 +323,7 @@ def checked(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
         raise _field_error(error) from None
 
 
-def documented(model: type[BaseModel]) -> dict[str, Any]:
+def describe_body(model: type[BaseModel]) -> dict[str, Any]:
     """Return what a route says of its body in the OpenAPI document."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
@@ -377,7 +377,7 @@ _ERROR: Final[dict[str, Any]] = {
 }
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Return the document of an application."""
     found = get_openapi(
         title="paceline",

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
 from paceline.serving.auth import ApiKeys, KeyCheck
-from paceline.serving.errors import RefusedError, response_of
+from paceline.serving.errors import RefusedError, error_response
 from paceline.serving.http_protocol import LINGER_S, protocol_with_limits
 from paceline.serving.limits import BodyReader, RequestLimit, declared_length
 from paceline.serving.logs import RequestLog
@@ -188,7 +188,7 @@ def _check_pair(key: Path, certificate: Path) -> None:
         ) from None
 
 
-def secured(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = None) -> ASGIApp:
+def with_security(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = None) -> ASGIApp:
     """Return an application behind everything that a request has to pass.
 
     Args:
@@ -258,7 +258,7 @@ class Gate:
             await self._app(scope, receive_watched, send)
             return
         except RefusedError as error:
-            answer = response_of(error)
+            answer = error_response(error)
             if self._refused is not None:
                 self._refused(error.status, error.kind)
         # With the error went what its frames held of a body, which others may need the memory for.

@@ -18,22 +18,22 @@ from paceline.core.errors import InputError, QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, TokenEvent
-from paceline.serving.auth import namespace_of
-from paceline.serving.errors import FieldError, RefusedError, error_of
+from paceline.serving.auth import get_namespace
+from paceline.serving.errors import FieldError, RefusedError, status_and_body
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
-from paceline.serving.generation_request import Api, GenerationRequest, at_fault
+from paceline.serving.generation_request import Api, GenerationRequest, find_field_at_fault
 from paceline.serving.limits import Shares
 from paceline.serving.metric_totals import ServerLoad
 from paceline.serving.metrics import ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
-from paceline.serving.props import short_settings_of
+from paceline.serving.props import short_generation_settings
 from paceline.serving.response_formats import (
     ChatFormatter,
     CompletionFormatter,
     NativeFormatter,
     ResponseFormatter,
     as_events,
-    pieces_of,
+    json_pieces,
     to_json,
 )
 from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Work
@@ -88,7 +88,7 @@ class Server:
         Raises:
             NotReadyError: there is no model.
         """
-        return self._board_of(self.host.served)
+        return self._get_board(self.host.served)
 
     def ready(self, served: ServedModel) -> None:
         """Count what the model does from now on."""
@@ -137,11 +137,11 @@ class Server:
             PacelineError: the request was refused, or ended by an error before anything was sent.
         """
         served = self.host.served
-        client = namespace_of(request.scope)
+        client = get_namespace(request.scope)
         listed = self._may_list(generation, prompts, served.context_length)
         if listed:
             await cancel_on_disconnect(request, self._take_room(client, listed))
-        namespace = namespace_of(request.scope, generation.cache_salt or None)
+        namespace = get_namespace(request.scope, generation.cache_salt or None)
         try:
             # The server may have begun to end meanwhile.
             board = self.board
@@ -151,11 +151,11 @@ class Server:
         except BaseException as error:
             self._room.give_back(client, listed)
             if isinstance(error, InputError):
-                raise at_fault(generation, error, served.check) from None
+                raise find_field_at_fault(generation, error, served.check) from None
             raise
         self._listed[answer.id] = client, listed
         board.add(answer)
-        formatter, share = _FORMATTERS[generation.api](answer), self.work.share_of(request.scope)
+        formatter, share = _FORMATTERS[generation.api](answer), self.work.share_for(request.scope)
         try:
             await cancel_on_disconnect(request, answer.admitted())
             if not generation.stream:
@@ -181,7 +181,7 @@ class Server:
 
     async def _pieces(self, formatter: ResponseFormatter, share: Share) -> AsyncIterator[bytes]:
         """Iterate over a whole answer, written beside others."""
-        pieces = await share.offload(Kind.WRITING, lambda: pieces_of(formatter.whole()))
+        pieces = await share.offload(Kind.WRITING, lambda: json_pieces(formatter.whole()))
 
         def some() -> bytes:
             found = bytearray()
@@ -254,13 +254,13 @@ class Server:
             if formatter.ends_with_done:
                 yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield as_events([error_of(error)[1]])
+            yield as_events([status_and_body(error)[1]])
 
     def _note(self, answer: Answer, events: Sequence[Event]) -> None:
         """Count what came, and give those that started their places."""
         for event in events:
             if event.choice.slot < 0:
-                self._board_of(answer.served).started(answer, event.choice)
+                self._get_board(answer.served).started(answer, event.choice)
             if isinstance(event, Ended):
                 self._count(answer, event.choice)
 
@@ -271,7 +271,7 @@ class Server:
         """
         choice.is_counted = True
         if all(each.is_counted for each in answer.choices):
-            self._board_of(answer.served).remove(answer)
+            self._get_board(answer.served).remove(answer)
         if self.metrics is not None and choice.stats is not None:
             self.metrics.request_over(
                 choice.stats,
@@ -279,7 +279,7 @@ class Server:
                 choice.num_prompt,
             )
 
-    def _board_of(self, served: ServedModel) -> SlotBoard:
+    def _get_board(self, served: ServedModel) -> SlotBoard:
         """Return the places of answers, also while the server ends."""
         if self._board is None:
             self._board = SlotBoard(served)
@@ -303,7 +303,7 @@ class Server:
                 await choice.ended()
                 self._count(answer, choice)
         finally:
-            self._board_of(answer.served).remove(answer)
+            self._get_board(answer.served).remove(answer)
 
 
 def _num_listed(event: Event) -> int:
@@ -410,7 +410,7 @@ class SlotBoard:
             "n_prompt_tokens": choice.num_prompt + said,
             "n_prompt_tokens_processed": 0 if request is None else request.stats.prompt_tokens,
             "n_prompt_tokens_cache": choice.cached,
-            "params": short_settings_of(choice.stream.params, rules, answer.request, served),
+            "params": short_generation_settings(choice.stream.params, rules, answer.request, served),
             "next_token": [
                 {
                     "has_next_token": busy,

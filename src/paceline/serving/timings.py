@@ -9,7 +9,7 @@ from paceline.core.params import SpeculationParams
 from paceline.core.request import Emission
 from paceline.core.stats import OFF_REASONS, RequestStats
 from paceline.core.vocabulary import Vocabulary
-from paceline.serving.prompts import piece_of
+from paceline.serving.prompts import token_piece
 
 if TYPE_CHECKING:
     from paceline.serving.answering import Choice
@@ -96,7 +96,7 @@ def round_of(emission: Emission, vocabulary: Vocabulary) -> dict[str, Any]:
         found["drafts"] = [
             {
                 "id": drafts.token_ids[node],
-                "text": piece_of(drafts.token_ids[node], vocabulary).decode("utf-8", "replace"),
+                "text": token_piece(drafts.token_ids[node], vocabulary).decode("utf-8", "replace"),
                 # Node 0 is no draft, so the drafts count from 0 and those at the top are below none of them.
                 "parent": drafts.parents[node] - 1,
                 "source": drafts.sources[node],

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from starlette.types import Scope
 
-from paceline.serving.auth import namespace_of
+from paceline.serving.auth import get_namespace
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ _SHORT_BYTES: Final = 1 << 15
 _SHORT_ITEMS: Final = 64
 
 
-def kind_of_reading(num_bytes: int, num_items: int = 1) -> Kind:
+def choose_reading_kind(num_bytes: int, num_items: int = 1) -> Kind:
     """Return of which kind it is to read what a request says: short ones take some 20 ms at most.
 
     Args:
@@ -64,10 +64,10 @@ class Work:
     def __init__(self) -> None:
         self._queues = {kind: _Queue(kind) for kind in Kind}
 
-    def share_of(self, scope: Scope) -> Share:
+    def share_for(self, scope: Scope) -> Share:
         """Return what does work for a request, in the turn of its key."""
         # Without the request's salt: whoever sends many salts has one turn.
-        return Share(self._queues, namespace_of(scope))
+        return Share(self._queues, get_namespace(scope))
 
     def close(self) -> None:
         """Start nothing more. What a thread has begun goes on to its end."""
@@ -119,7 +119,7 @@ class _Queue:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def offload(self, key: str, function: Callable[[], _T]) -> _T:
-        await self._turn_of(key)
+        await self._wait_for_turn(key)
         loop = asyncio.get_running_loop()
         done: Future[_T] = self._pool.submit(function)
 
@@ -135,7 +135,7 @@ class _Queue:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _turn_of(self, key: str) -> None:
+    async def _wait_for_turn(self, key: str) -> None:
         """Wait until a thread is free and it is this key's turn."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
