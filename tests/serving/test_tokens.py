@@ -51,7 +51,7 @@ def test_many_tokens_are_spelled_and_written_as_few_are(
     bodies += [("/tokenize", {"content": TEXT, "with_pieces": pieces, "odd": 1}) for pieces in (False, True)]
     expected = [server.answer(path, body) for path, body in bodies]
     assert expected[0] == {"content": "a中\ufffdb<|im_end|>\ufffd"}
-    for module in ("app", "token_texts"):
+    for module in ("app", "prompts"):
         monkeypatch.setattr(f"paceline.serving.{module}.AT_ONCE", at_once)
     assert [server.answer(path, body) for path, body in bodies] == expected
 
