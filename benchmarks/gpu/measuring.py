@@ -31,8 +31,6 @@ LENGTHS: Final = (2, 3, 4, 6, 8)
 """Fixed draft lengths to compare with."""
 TEMPERATURE: Final = 0.8
 _MAX_LAPS: Final = 15
-_MIN_LAPS: Final = 1
-"""Laps that are made however long they take, after the first, which is not counted: new shapes are recorded then."""
 _PROMPT_CHARACTERS: Final = 400
 _ROOM: Final = 320
 """Tokens of a prompt, and of drafts beyond an answer."""
@@ -97,13 +95,17 @@ def _laps(model: Model, count: int, tokens: int, until_s: float) -> Iterator[dic
         variants[f"draft of {length}"] = {"policy": "fixed", "draft_max": length, "drafters": ["draft"]}
     prompts = [text[:_PROMPT_CHARACTERS] for text in heldout("code")]
     for lap in itertools.count():
+        began_s = time.monotonic()
         names = list(variants)
         names = names[lap % len(names) :] + names[: lap % len(names)]
         chosen = [prompts[(lap * count + request) % len(prompts)] for request in range(count)]
         runs = {name: _run(model, chosen, tokens, lap, variants[name]) for name in names}
-        if lap:
+        now_s = time.monotonic()
+        is_last = lap == _MAX_LAPS or now_s + (now_s - began_s) > until_s
+        # New shapes are recorded in the first, so it is counted only where there is no time for another.
+        if lap or is_last:
             yield {name: runs[name] for name in variants}
-        if lap >= _MAX_LAPS or (lap >= _MIN_LAPS and time.monotonic() >= until_s):
+        if is_last:
             return
 
 

@@ -10,13 +10,14 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu import packing, running, start
+from benchmarks.gpu import measuring, packing, running, start
 from benchmarks.gpu.building import compiles_amx_wrongly
 from benchmarks.gpu.kernels import cut_kernels
 from benchmarks.gpu.measuring import Run, covered, speed, speed_figures
@@ -149,6 +150,24 @@ def test_speed_of_the_embedded_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert each["plain_per_second"] > 0
         assert min(each["own_us"].values()) > 0
         assert each["texts_equal"] <= each["texts"] == 7 * each["requests"]
+
+
+@pytest.mark.parametrize(("lap_s", "counted"), [(1.0, 9), (3.0, 2), (4.0, 1), (6.0, 1), (20.0, 1)])
+def test_a_lap_is_begun_only_where_it_will_end_in_time_and_there_is_always_one(
+    monkeypatch: pytest.MonkeyPatch, lap_s: float, counted: int
+) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(time, "monotonic", clock.now_s)
+    variants = 3 + len(measuring.LENGTHS)
+
+    def run(*_: object) -> Run:
+        clock.advance(lap_s / variants)
+        return Run(10.0, 1.0, [[1]])
+
+    monkeypatch.setattr(measuring, "_run", run)
+    laps = list(measuring._laps(None, 1, 8, 10.0 + 1e-6))  # type: ignore[arg-type]
+    assert len(laps) == counted
+    assert clock.now_s() <= max(10.0, lap_s) + 1e-6
 
 
 LINES: list[dict[str, Any]] = [
