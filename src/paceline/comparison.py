@@ -261,8 +261,8 @@ def explain(
                 tolerance=model.target.capabilities.logit_tolerance,
             )
     except Stopped:
-        return Divergence.unseen(plain.token_ids, speculative.token_ids, "not judged")
-    return Divergence.unseen(plain.token_ids, speculative.token_ids, "unrepeatable")
+        return Divergence.without_rows(plain.token_ids, speculative.token_ids, "not judged")
+    return Divergence.without_rows(plain.token_ids, speculative.token_ids, "unrepeatable")
 
 
 def measure_rounding(

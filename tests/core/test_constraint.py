@@ -95,14 +95,14 @@ def test_what_is_forbidden_has_no_probability() -> None:
     assert sampler.reads_history
     assert sampler.emit(row, 1, [0]) == 2
     assert sampler.emit(row, 2, [0, 0]) == 1
-    assert sampler.constrained(row, [0]).tolist() == [1.0, -np.inf, 3.0]
+    assert sampler.mask(row, [0]).tolist() == [1.0, -np.inf, 3.0]
     assert row.tolist() == [1.0, 5.0, 3.0]
 
 
 def test_a_row_that_lacks_what_is_allowed_is_refused() -> None:
     sampler = RowSampler(SamplingParams(), 1, AutomatonConstraint(LINE))
     with pytest.raises(ConstraintError, match="no token that the model could say may follow here"):
-        sampler.constrained(np.array([1.0]), [0, 0])
+        sampler.mask(np.array([1.0]), [0, 0])
 
 
 def test_rows_wider_than_the_grammar_have_their_surplus_forbidden() -> None:

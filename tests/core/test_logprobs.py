@@ -16,7 +16,7 @@ import pytest
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
-from paceline.core.logprobs import MAX_LOGPROBS, LogprobParams, TokenLogprob, logprob_of
+from paceline.core.logprobs import MAX_LOGPROBS, LogprobParams, TokenLogprob, compute_logprob
 from paceline.core.params import SamplingParams
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.sampling import RowSampler
@@ -37,7 +37,7 @@ def probs_of(
 ) -> tuple[float, list[tuple[int, float]]]:
     """Return the probability of an emitted token, and those of the likeliest ones."""
     sampler = RowSampler(dataclasses.replace(PLAIN_PARAMS, **sampling or {}))
-    found = logprob_of(token_id, row, history or [], sampler, LogprobParams(count, post_sampling))
+    found = compute_logprob(token_id, row, history or [], sampler, LogprobParams(count, post_sampling))
     assert found.token_id == token_id
     return math.exp(found.logprob), [(one, math.exp(logprob)) for one, logprob in found.top]
 
@@ -102,14 +102,16 @@ class TestByHand:
 
     def test_what_the_model_bans_has_no_probability_and_is_not_listed(self) -> None:
         row = np.array([0.0, -math.inf, -800.0, -700.0])
-        found = logprob_of(1, row, [], RowSampler(PLAIN_PARAMS), LogprobParams(4))
+        found = compute_logprob(1, row, [], RowSampler(PLAIN_PARAMS), LogprobParams(4))
         assert found == TokenLogprob(1, -math.inf, ((0, 0.0), (3, -700.0)))
 
     def test_large_logits_neither_overflow_nor_vanish(self) -> None:
         row = np.array([3e38, 3e38], dtype=np.float32)
         half = math.log(0.5)
-        assert logprob_of(1, row, [], RowSampler(PLAIN_PARAMS), LogprobParams(1)) == TokenLogprob(1, half, ((0, half),))
-        found = logprob_of(0, ROW - 1e4, [], RowSampler(PLAIN_PARAMS), LogprobParams(0))
+        assert compute_logprob(1, row, [], RowSampler(PLAIN_PARAMS), LogprobParams(1)) == TokenLogprob(
+            1, half, ((0, half),)
+        )
+        found = compute_logprob(0, ROW - 1e4, [], RowSampler(PLAIN_PARAMS), LogprobParams(0))
         assert found.logprob == pytest.approx(math.log(1 / 8), abs=1e-11)
 
 
@@ -138,7 +140,7 @@ def test_against_a_softmax_of_everything(seed: int) -> None:
         probs[ids] = softmax(candidates.logits.astype(np.float64))
     order = sorted(np.flatnonzero(probs).tolist(), key=lambda token_id: (-probs[token_id], token_id))
     for token_id in (order[0], order[-1]):
-        found = logprob_of(token_id, row, history, sampler, asked)
+        found = compute_logprob(token_id, row, history, sampler, asked)
         assert math.exp(found.logprob) == pytest.approx(probs[token_id], rel=1e-9)
         assert [one for one, _ in found.top] == order[: asked.logprobs]
         listed = [math.exp(logprob) for _, logprob in found.top]

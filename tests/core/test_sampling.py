@@ -137,7 +137,7 @@ def test_ranking_starts_with_the_token_that_is_emitted(
     emitted = sampler.emit(logits, position, history)
     assert probabilities(sampler.candidates(logits, history), len(logits), greedy=params.greedy)[emitted] > 0.0
     for count in (1, 2, 3, 50):
-        ranked = sampler.ranked(sampler.candidates(logits, history), position, count)
+        ranked = sampler.rank(sampler.candidates(logits, history), position, count)
         assert ranked[0] == emitted
         assert len(set(ranked)) == len(ranked) <= count
 
@@ -154,7 +154,7 @@ def test_margins_are_differences_of_scores(case: tuple[SamplingParams, Float64Ar
     scores = dict(zip(ids.tolist(), (candidates.logits + noise).tolist(), strict=True))
     for count in (1, 2, 50):
         ranked = sampler.ranked_with_margins(candidates, position, count)
-        assert [token_id for token_id, _ in ranked] == sampler.ranked(candidates, position, count)
+        assert [token_id for token_id, _ in ranked] == sampler.rank(candidates, position, count)
         for index, (token_id, margin) in enumerate(ranked):
             others = [score for other, score in scores.items() if other != token_id]
             assert margin == pytest.approx(scores[token_id] - max(others, default=-math.inf), abs=1e-9)
@@ -182,7 +182,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
     row = np.array([1.0, 3.0, 3.0, 2.0])
     assert RowSampler(SamplingParams(0.0)).emit(row, 0, ()) == 1
     assert RowSampler(SamplingParams(0.0, logit_bias={3: 1.0})).emit(row, 0, ()) == 1
-    assert RowSampler(SamplingParams(0.0)).ranked(RowSampler(SamplingParams(0.0)).candidates(row, ()), 0, 3) == [
+    assert RowSampler(SamplingParams(0.0)).rank(RowSampler(SamplingParams(0.0)).candidates(row, ()), 0, 3) == [
         1,
         2,
         3,
@@ -282,7 +282,7 @@ def test_banned_tokens_are_never_emitted() -> None:
     for temperature in (0.0, 1.0):
         sampler = RowSampler(sampling(temperature=temperature, logit_bias={0: -math.inf}))
         assert 0 not in {sampler.emit(row, position, ()) for position in range(200)}
-        ranked = sampler.ranked(sampler.candidates(row, ()), 0, 3)
+        ranked = sampler.rank(sampler.candidates(row, ()), 0, 3)
         assert sorted(ranked) == [1, 2], "not as a runner-up either"
 
 
@@ -537,7 +537,7 @@ def test_logits_that_rounding_makes_equal_are_equal(params: SamplingParams, leas
     assert row[0] < row[1]
     for seed in range(20):
         sampler = RowSampler(dataclasses.replace(params, seed=seed))
-        assert sampler.emit(row, 0, ()) == sampler.ranked(sampler.candidates(row, ()), 0, 1)[0]
+        assert sampler.emit(row, 0, ()) == sampler.rank(sampler.candidates(row, ()), 0, 1)[0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -277,7 +277,7 @@ def test_nothing_is_computed_for_those_who_do_not_ask(monkeypatch: pytest.Monkey
         computed.append(token_id)
         return TokenLogprob(token_id, 0.0, ())
 
-    monkeypatch.setattr(postprocess, "logprob_of", counted)
+    monkeypatch.setattr(postprocess, "compute_logprob", counted)
     loop = counting([[4, 5]])
     silent = loop.add([2], GREEDY, StopRules(9), logprobs=LogprobParams(None, post_sampling_probs=True))
     asking = loop.add([7], GREEDY, StopRules(4), logprobs=LogprobParams(0))

@@ -83,7 +83,7 @@ class ConstraintWatch(WatchingPolicy):
         for node in range(1, len(tree)):
             row = np.zeros(max(tree.token_ids[node], max(before)) + 1)
             history = [*before, *tree.path_tokens(tree.parents[node])]
-            assert request.verifier.sampler.constrained(row, history)[tree.token_ids[node]] == 0.0
+            assert request.verifier.sampler.mask(row, history)[tree.token_ids[node]] == 0.0
 
     def _count(self, request: Request, tree: DraftTree, path: Sequence[int]) -> None:
         cases = self._cases

@@ -195,7 +195,7 @@ class ChatReader:
         return ContextLengthError(
             f"{what} has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
             f"{self._context_length}, answer included: {way_out}, or raise the context length (`context_length`)"
-        ).sized(num_tokens, self._context_length, is_least=is_least)
+        ).with_lengths(num_tokens, self._context_length, is_least=is_least)
 
     def _tokens(self, text: MarkedText) -> list[int]:
         return token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)

@@ -27,7 +27,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli.prompt import typed_text
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_texts, stood_for
-from paceline.core.params import seed_of
+from paceline.core.params import wrap_seed
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment
@@ -283,7 +283,7 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
         request: dict[str, object] = {**environment.request}
         for part in REQUEST_PARTS:
             request |= _given_of(parts.get(part, []), given)
-        if seed_of(cast("int", request.get("seed", 0))) is None:
+        if wrap_seed(cast("int", request.get("seed", 0))) is None:
             # One that is to be drawn is none: a server draws it for every request.
             del request["seed"]
         made.update(zip(REQUEST_PARTS, read_options(request), strict=True))

@@ -50,7 +50,7 @@ class Divergence:
     verdict: Literal["near-tie", "bug", "unrepeatable", "not judged"]
 
     @classmethod
-    def unseen(
+    def without_rows(
         cls, plain: Sequence[int], speculative: Sequence[int], verdict: Literal["unrepeatable", "not judged"]
     ) -> Divergence:
         """Return the divergence of two different token sequences of which no rows are known."""
@@ -123,7 +123,7 @@ def _margin(
     candidates = sampler.candidates(row, history)
     scores = []
     for token_id in (chosen, other):
-        index = _index_of(candidates, token_id)
+        index = _find_index(candidates, token_id)
         if index is None:
             return None
         score = float(candidates.logits[index])
@@ -134,7 +134,7 @@ def _margin(
     return scores[0] - scores[1]
 
 
-def _index_of(candidates: Candidates, token_id: int) -> int | None:
+def _find_index(candidates: Candidates, token_id: int) -> int | None:
     if candidates.ids is None:
         return token_id
     found = np.flatnonzero(candidates.ids == token_id)

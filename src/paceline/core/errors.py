@@ -63,9 +63,9 @@ class ContextLengthError(InputError):
         return cls(
             f"the prompt has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
             f"{context_length}, answer included: shorten the prompt or raise the context length (`context_length`)"
-        ).sized(num_tokens, context_length, is_least=is_least)
+        ).with_lengths(num_tokens, context_length, is_least=is_least)
 
-    def sized(self, num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
+    def with_lengths(self, num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
         """Note how long the prompt and the context are, and return the error."""
         self.num_tokens, self.context_length, self.is_least = num_tokens, context_length, is_least
         return self

@@ -96,7 +96,7 @@ class TokenLogprob:
         return len(self._top) // _LISTED.itemsize
 
 
-def logprob_of(
+def compute_logprob(
     token_id: int, logits: FloatArray, history: Sequence[int], sampler: RowSampler, params: LogprobParams
 ) -> TokenLogprob:
     """Return the log-probability of an emitted token, computed in float64.
@@ -119,7 +119,7 @@ def logprob_of(
     top = float(logits.max())
     log_total = _log_total(logits, top)
     # In this order: next to a large logit the logarithm of a sum would vanish.
-    logprob = _logit_of(candidates, token_id) - top - log_total
+    logprob = _find_logit(candidates, token_id) - top - log_total
     count = min(params.logprobs, len(logits))
     if count == 0:
         return TokenLogprob(token_id, logprob, ())
@@ -140,7 +140,7 @@ def _log_total(logits: FloatArray, top: float) -> float:
     return math.log(float(weights.sum()))
 
 
-def _logit_of(candidates: Candidates, token_id: int) -> float:
+def _find_logit(candidates: Candidates, token_id: int) -> float:
     """Return a token's logit; ``-inf`` of one that is no candidate."""
     if candidates.ids is None:
         return float(candidates.logits[token_id])

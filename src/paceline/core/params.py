@@ -46,7 +46,7 @@ def draw_seed() -> int:
     return secrets.randbits(32)
 
 
-def seed_of(number: int) -> int | None:
+def wrap_seed(number: int) -> int | None:
     """Return the seed that a number stands for, as llama.cpp reads it; ``None`` for one that is to be drawn.
 
     A negative number stands for its lowest 32 bits, -5 for 4294967291. Where all of them are set, as in -1, a seed is
@@ -64,11 +64,11 @@ def read_seed(given: int | None) -> int:
     Raises:
         SamplingError: what is given is no whole number.
     """
-    seed = None if given is None else seed_of(whole_number(given, "seed", SamplingError))
+    seed = None if given is None else wrap_seed(whole_number(given, "seed", SamplingError))
     return draw_seed() if seed is None else seed
 
 
-def _biases_of(texts: Sequence[str]) -> dict[int, float]:
+def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
     """Read biases as texts have them.
 
     Raises:
@@ -208,7 +208,7 @@ class SamplingParams:
             Option(
                 kind="other",
                 error=SamplingError,
-                parse=_biases_of,
+                parse=_parse_biases,
                 separator=",",
                 flags=("--logit-bias",),
                 repeated=True,
@@ -221,7 +221,7 @@ class SamplingParams:
     seed: int = setting(
         0,
         _WHOLE(
-            # A negative one is read as seed_of() has it.
+            # A negative one is read as wrap_seed() has it.
             high=MAX_SEED,
             way_out="leave it out for a random one",
             flags=("--seed", "-s"),

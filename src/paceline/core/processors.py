@@ -84,7 +84,7 @@ def _logit_bias(params: SamplingParams) -> Processor | None:
     bans = bool((biases == -math.inf).any())
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
-        indices, found = _found(candidates, token_ids)
+        indices, found = _find_candidates(candidates, token_ids)
         if len(indices):
             # Rounded to the type of the logits first, and then added in it.
             candidates.writable()[indices] += biases[found].astype(candidates.logits.dtype)
@@ -217,11 +217,11 @@ def _locate(candidates: Candidates, token_ids: Sequence[int] | dict[int, Any]) -
         size = len(candidates.logits)
         return [(token_id, token_id) for token_id in token_ids if token_id < size]
     wanted = np.fromiter(token_ids, dtype=np.int64)
-    indices, found = _found(candidates, wanted)
+    indices, found = _find_candidates(candidates, wanted)
     return [(int(i), int(t)) for i, t in zip(indices, wanted[found], strict=True)]
 
 
-def _found(candidates: Candidates, wanted: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+def _find_candidates(candidates: Candidates, wanted: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
     """Return the indices into candidates of those ``wanted`` token ids that are candidates, and which these are."""
     if candidates.ids is None:
         found = wanted < len(candidates.logits)

@@ -167,7 +167,7 @@ class FewCandidates:
         if near is None:
             return None
         indices, values = near
-        kept = self._truncated(values, top, slack)
+        kept = self._truncate(values, top, slack)
         if kept is None:
             return None
         token_ids = [indices[index] for index in kept] if indices is not None else kept
@@ -205,7 +205,7 @@ class FewCandidates:
             return None
         return indices.tolist(), logits[indices].tolist()
 
-    def _truncated(self, values: list[float], top: float, slack: float) -> list[int] | None:
+    def _truncate(self, values: list[float], top: float, slack: float) -> list[int] | None:
         """Return the indices of the values that truncation leaves; ``None`` where rounding may decide.
 
         Args:
@@ -312,7 +312,7 @@ class RowSampler:
         """
         return list(range(1, len(tree))) if self._constraint is None else self._constraint.allowed_nodes(tree, history)
 
-    def constrained(self, logits: FloatArray, history: Sequence[int]) -> FloatArray:
+    def mask(self, logits: FloatArray, history: Sequence[int]) -> FloatArray:
         """Return a row ``[vocab]`` with ``-inf`` for what the constraint forbids; the row itself where any may follow.
 
         Raises:
@@ -343,7 +343,7 @@ class RowSampler:
         if self._processors or self._constraint is not None:
             # Filters would turn what is no number into an arbitrary token, and a constraint may hide it.
             finite_top(logits)
-        row = self.constrained(logits, history)
+        row = self.mask(logits, history)
         if row is logits and not _mostly_banned(logits):
             return Candidates(None, logits, owned=False)
         allowed = np.flatnonzero(row > -np.inf)
@@ -383,7 +383,7 @@ class RowSampler:
                 return found
         candidates = self.candidates(logits, history)
         if not margin:
-            return self.ranked(candidates, position, 1)[0], math.nan
+            return self.rank(candidates, position, 1)[0], math.nan
         return self.ranked_with_margins(candidates, position, 1)[0]
 
     def perturb(self, candidates: Candidates, position: int) -> PerturbedRow:
@@ -404,7 +404,7 @@ class RowSampler:
         ids = np.arange(len(logits)) if candidates.ids is None else candidates.ids
         return PerturbedRow(ids, logits + self.noise.gumbel(position, ids), None)
 
-    def ranked(self, candidates: Candidates, position: int, count: int) -> list[int]:
+    def rank(self, candidates: Candidates, position: int, count: int) -> list[int]:
         """Return the ``count`` tokens with the largest perturbed scores, best first (fewer if there are fewer).
 
         The first is what the target emits; a draft proposes the first of its own, then the runners-up. Greedy ranks

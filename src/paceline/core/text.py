@@ -80,7 +80,7 @@ class TextStream:
         if self.stopped:
             return []
         released = self._release(self._decoder.decode(b"", final=True), self._last_source)
-        released += _shown(self._withheld)
+        released += _drop_hidden(self._withheld)
         self._withheld = []
         return released
 
@@ -96,10 +96,10 @@ class TextStream:
             start, self.stop_text = min(found, key=lambda place: place[0])
             self.stopped = True
             self._withheld = []
-            return _shown(_split(pieces, start)[0])
+            return _drop_hidden(_split(pieces, start)[0])
         # Anything that no suffix of the text so far can extend to a stop text is final.
         final, self._withheld = _split(pieces, len(joined) - self._longest_partial_stop(joined))
-        return _shown(final)
+        return _drop_hidden(final)
 
     def _longest_partial_stop(self, text: str) -> int:
         longest = max(len(stop) for stop in self._stop) - 1
@@ -117,7 +117,7 @@ def spelled_bytes(data: bytes) -> str:
     return f"the {'byte' if len(data) == 1 else 'bytes'} {data.hex(' ')}"
 
 
-def _shown(pieces: Sequence[_Piece]) -> list[TextSegment]:
+def _drop_hidden(pieces: Sequence[_Piece]) -> list[TextSegment]:
     """Return the part of ``pieces`` that belongs to the answer."""
     return [TextSegment(piece.text, piece.source) for piece in pieces if piece.shown]
 

@@ -172,7 +172,7 @@ class CoupledVerifier:
             return [Proposal(token_id, None, margin if margins else None)]
         candidates = self.sampler.candidates(logits, history)
         if not margins:
-            return [Proposal(token_id, None) for token_id in self.sampler.ranked(candidates, position, count)]
+            return [Proposal(token_id, None) for token_id in self.sampler.rank(candidates, position, count)]
         ranked = self.sampler.ranked_with_margins(candidates, position, count)
         return [Proposal(token_id, None, margin) for token_id, margin in ranked]
 

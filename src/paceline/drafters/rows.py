@@ -46,7 +46,7 @@ def read_row(
         probability = 1.0
         if forced is None:
             try:
-                allowed = sampler.constrained(logits, history)
+                allowed = sampler.mask(logits, history)
             except ConstraintError:
                 return [], None
             probability = largest_probability(allowed if params.greedy else allowed / params.temperature)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.logprobs import logprob_of
+from paceline.core.logprobs import compute_logprob
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, JudgedDrafts, Request
 from paceline.core.tree import ROOT
 from paceline.core.verify import Walk
@@ -98,7 +98,7 @@ class Postprocessor:
                 # Here, as a token that the answer does not come to has none; the rows are valid until the next pass.
                 row = rows.logits(path[depth - 1] if depth else ROOT)
                 request.logprobs.append(
-                    logprob_of(token_id, row, request.token_ids, request.verifier.sampler, request.logprob_params)
+                    compute_logprob(token_id, row, request.token_ids, request.verifier.sampler, request.logprob_params)
                 )
             request.token_ids.append(token_id)
             request.sources.append(sources[path[depth]] if depth < len(path) else SOURCE_TARGET)

@@ -315,7 +315,7 @@ def prompt_too_long(num_tokens: int, context_length: int, *, is_least: bool = Fa
     return ContextLengthError(
         f"request ({'at least ' if is_least else ''}{num_tokens} tokens) exceeds the available context size "
         f"({context_length} tokens): shorten it, or start the server with a larger context (-c)"
-    ).sized(num_tokens, context_length, is_least=is_least)
+    ).with_lengths(num_tokens, context_length, is_least=is_least)
 
 
 TextOrId: TypeAlias = str | int
