@@ -43,14 +43,14 @@ class LoopOutputQueue(OutputRecord):
             raise RuntimeError("the event loop of whoever wanted this answer is closed")
         super().put(emission)
 
-    def taken(self) -> None:
+    def begin(self) -> None:
         """Note that the request was taken, and wake whoever waits for that."""
-        super().taken()
+        super().begin()
         self._ring()
 
-    async def wait_taken(self) -> None:
+    async def wait_begun(self) -> None:
         """Wait until the request is taken, or refused."""
-        while not self.is_taken and not self.is_over:
+        while not self.has_begun and not self.is_over:
             await self._next_ring()
 
     async def wait(self, rounds: float) -> None:
@@ -196,8 +196,8 @@ class AsyncStream:
         Raises:
             PacelineError: the request was refused.
         """
-        await self._outputs.wait_taken()
-        if not self._outputs.is_taken:
+        await self._outputs.wait_begun()
+        if not self._outputs.has_begun:
             self._raise_error()
 
     def cancel_soon(self) -> None:

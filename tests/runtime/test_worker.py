@@ -522,7 +522,7 @@ def test_an_outbox_that_fails_ends_its_own_request_and_no_other(worker: Worker) 
         def __init__(self) -> None:
             self.ended = threading.Event()
 
-        def taken(self) -> None:
+        def begin(self) -> None:
             """Whoever submitted it waited for that."""
 
         def put(self, emission: Emission | None) -> None:

@@ -102,8 +102,8 @@ class DecodingLoop:
             policy,
             self._drafting,
             self._clock,
-            max_running=_count_of("max_running", max_running, 1) or capabilities.max_sequences,
-            max_waiting=_count_of("max_waiting", max_waiting, 0),
+            max_running=_check_limit("max_running", max_running, 1) or capabilities.max_sequences,
+            max_waiting=_check_limit("max_waiting", max_waiting, 0),
             growth=growth,
         )
         self._batch_builder = BatchBuilder(capabilities, prefill_budget)
@@ -176,7 +176,7 @@ class DecodingLoop:
         """
         self._refuse_within_a_round("the end of a request")
         self._scheduler.rollback_round()
-        return self._scheduler.cancel(request) if self._scheduler.knows(request) else None
+        return self._scheduler.cancel(request) if self._scheduler.has(request) else None
 
     def end_reasoning(self, request: Request) -> bool:
         """Have a request close the reasoning that it is in: the tokens of its budget that close it come next.
@@ -190,7 +190,7 @@ class DecodingLoop:
         self._refuse_within_a_round("the end of a reasoning")
         # What a round that was cut short wrote is no part of the text.
         self._scheduler.rollback_round()
-        return self._scheduler.knows(request) and request.verifier.sampler.end_reasoning(request.token_ids)
+        return self._scheduler.has(request) and request.verifier.sampler.end_reasoning(request.token_ids)
 
     def step(self) -> list[Emission]:
         """Run one round: every running request gains tokens, or has more of its prompt read.
@@ -316,7 +316,7 @@ class DecodingLoop:
             )
 
 
-def _count_of(name: str, value: int | None, least: int) -> int | None:
+def _check_limit(name: str, value: int | None, least: int) -> int | None:
     """Return a limit that may be left out.
 
     Raises:

@@ -147,7 +147,7 @@ class LoopDriver:
         handle.prompt_ids = request.token_ids[: request.num_prompt]
         self._handles[request.id] = handle
         self.worker.start_rounds(self)
-        handle.outputs.taken()
+        handle.outputs.begin()
 
     def make_round(self) -> None:
         """Make a round, and hand out what came of it.

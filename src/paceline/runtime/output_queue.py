@@ -44,10 +44,10 @@ class Ending:
         error, holds no consumer. An error that cannot be copied is raised itself.
         """
         if self.error is not None:
-            raise _copy_of(self.error)
+            raise _copy_error(self.error)
 
 
-def _copy_of(error: BaseException) -> BaseException:
+def _copy_error(error: BaseException) -> BaseException:
     """Return an error like another one: of its type, message, attributes, causes and traceback so far."""
     try:
         copied = copy.copy(error)
@@ -70,7 +70,7 @@ class OutputQueue(Protocol):
     What a method raises, as where an event loop is closed, cancels the request and is told to nobody.
     """
 
-    def taken(self) -> None:
+    def begin(self) -> None:
         """Take note that the loop took the request; called once, before anything is put."""
         ...
 
@@ -93,11 +93,11 @@ class OutputRecord(ABC):
         rounds: what each round added; ``None`` where a round added nothing, and for several such rounds where nobody
             waited for them. It is complete once there is an ending.
         ending: ``None`` while the request runs.
-        is_taken: whether the loop took the request.
+        has_begun: whether the loop took the request.
     """
 
     def __init__(self) -> None:
-        self.is_taken = False
+        self.has_begun = False
         self.rounds: list[Emission | None] = []
         self.ending: Ending | None = None
         self._wanted = math.inf
@@ -111,9 +111,9 @@ class OutputRecord(ABC):
         """Whether there are so many rounds, or all there will be."""
         return len(self.rounds) >= rounds or self.is_over
 
-    def taken(self) -> None:
+    def begin(self) -> None:
         """Note that the request was taken, which nobody in a thread waits for by itself."""
-        self.is_taken = True
+        self.has_begun = True
 
     def put(self, emission: Emission | None) -> None:
         """Add a round."""

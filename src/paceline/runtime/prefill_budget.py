@@ -91,7 +91,7 @@ class PrefillBudget:
         if not self.bounds or room <= 1:
             return room
         if self._costs is None:
-            return self._seen(len(decoding), room) if decoding else room
+            return self._rows_as_seen(len(decoding), room) if decoding else room
         context = sum(request.cached for request in decoding) // _CONTEXT_STEP * _CONTEXT_STEP
         asked = (len(decoding), prompts, context, min(MIN_ROWS if decoding else left, room), room)
         if asked != self._asked:
@@ -105,7 +105,7 @@ class PrefillBudget:
         if self._costs is not None:
             self._observe_wide(self._costs, count + further, max(count, 1), record)
         elif count and not further:
-            self._plain_s[count] = _averaged(self._plain_s.get(count), record.verify_s)
+            self._plain_s[count] = _average(self._plain_s.get(count), record.verify_s)
         elif record.prefill_rows and count in self._plain_s:
             self._learn(record.verify_s - self._plain_s[count], further)
 
@@ -117,15 +117,15 @@ class PrefillBudget:
             self._asked = ()
 
     def _learn(self, seconds: float, rows: int) -> None:
-        self._row_s = _averaged(self._row_s, max(seconds, 0.0) / rows)
+        self._row_s = _average(self._row_s, max(seconds, 0.0) / rows)
 
-    def _seen(self, count: int, room: int) -> int:
+    def _rows_as_seen(self, count: int, room: int) -> int:
         """Return rows for a few rounds, by what rounds took."""
         plain_s = self._plain_s.get(count)
         if plain_s is None or not self._row_s:
             return min(room, FIRST_ROWS)
         rows = (self._prompt_rounds - 1.0) * plain_s / self._row_s
-        return min(room, _rounded_down(max(MIN_ROWS, int(rows))))
+        return min(room, _round_down(max(MIN_ROWS, int(rows))))
 
     def _chunk(self, costs: RoundCosts, count: int, prompts: int, context: int, least: int, room: int) -> int:
         """Return the smallest number of rows for which readers wait about as little as can be."""
@@ -160,11 +160,11 @@ class PrefillBudget:
         return costs.round_s(self._widest, context, requests) + (rows - self._widest) * self._row_s
 
 
-def _rounded_down(rows: int) -> int:
+def _round_down(rows: int) -> int:
     """Return a number of rows with two leading bits: passes of few different widths, as changing it costs time."""
     unit = 1 << max(rows.bit_length() - 2, 0)
     return rows // unit * unit
 
 
-def _averaged(average: float | None, value: float) -> float:
+def _average(average: float | None, value: float) -> float:
     return value if average is None else average + (value - average) / _MEMORY

@@ -166,7 +166,7 @@ class Scheduler:
             return []
         return [each for each in self._running.values() if each.decoding and each not in self._in_round]
 
-    def knows(self, request: Request) -> bool:
+    def has(self, request: Request) -> bool:
         """Return whether a request waits or runs."""
         return request.id in self._running or request in self._waiting
 
