@@ -149,11 +149,11 @@ class _History:
         """Read what is new in a text and return what its end repeats; what the prompt repeats is its own affair."""
         for length in range(max(self._length + 1, num_prompt), len(token_ids) + 1):
             self._index.follow(token_ids, length)
-            self._match = self._repeated(token_ids, length)
+            self._match = self._find_repeat(token_ids, length)
         self._length = len(token_ids)
         return self._match
 
-    def _repeated(self, token_ids: Sequence[int], length: int) -> _Match | None:
+    def _find_repeat(self, token_ids: Sequence[int], length: int) -> _Match | None:
         copy = self._copy
         if copy is not None and copy.follow(token_ids, length):
             return _Match(copy.source, copy.copied)

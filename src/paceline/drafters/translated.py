@@ -237,7 +237,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         is_text = len(piece) > 0
         if is_text:
             chain.spelled += piece
-            token_ids = self._tokens_of(chain, self._next_space(piece))
+            token_ids = self._translate(chain, self._next_space(piece))
             if token_ids is None:
                 return False
         else:
@@ -280,7 +280,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         is_indentation = len(piece) > 1 and piece.isspace() and piece.endswith(b" ")
         return b" " if is_indentation and self._mapping.draft.joins_space else b""
 
-    def _tokens_of(self, chain: _Chain, following: bytes) -> list[int] | None:
+    def _translate(self, chain: _Chain, following: bytes) -> list[int] | None:
         """Return the target's tokens of what is drafted, but for the beginning of a character at its end.
 
         Args:
