@@ -73,9 +73,9 @@ def test_reading_a_prompt_is_no_part_of_what_asking_takes() -> None:
 
 def test_what_deciding_takes_is_known_from_the_first_round_on() -> None:
     planner = PlannerState(smooth(0.01, 0.001))
-    planner.decided(0.0004)
+    planner.observe_deciding(0.0004)
     assert planner.deciding_s == 0.0004
-    planner.decided(0.0002)
+    planner.observe_deciding(0.0002)
     assert planner.deciding_s == pytest.approx(0.0003)
 
 

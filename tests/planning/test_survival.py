@@ -25,7 +25,7 @@ def chances(*proposals: tuple[str, int, Evidence]) -> list[float]:
     tree = DraftTree(0)
     for source, token_id, evidence in proposals:
         tree.add(ROOT, token_id, source, evidence)
-    return list(model.grown(REQUEST, tree).survivals[1:])
+    return list(model.score(REQUEST, tree).survivals[1:])
 
 
 def test_of_two_lookups_that_agree_the_more_cautious_is_believed() -> None:

@@ -12,7 +12,7 @@ from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import DEEPEST, AutoPolicy
 from paceline.planning.base import Policy, RoundCosts, with_floor
 from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
-from paceline.planning.policies.by_request import fixed_of
+from paceline.planning.policies.by_request import make_fixed
 from paceline.planning.policies.fixed import MAX_DRAFT, FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
@@ -146,7 +146,7 @@ def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequen
                 "policy 'fixed' has nothing to draft with, as the model was loaded without drafters: leave policy out, "
                 "or load the model with speculation"
             )
-        fixed_of(speculation)
+        make_fixed(speculation)
         return
     name = next((name for name, kind in _CLASSES.items() if isinstance(loaded, kind)), None)
     if asked != name:

@@ -251,7 +251,7 @@ class Calibration:
 
     def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        return self._believe(self._features.inputs(evidence, depth), self._offsets_of(request_id, company))
+        return self._believe(self._features.inputs(evidence, depth), self._collect_offsets(request_id, company))
 
     def chance(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> float:
         """Return the :func:`probability` of :meth:`belief`."""
@@ -261,7 +261,7 @@ class Calibration:
         self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
-        inputs, offsets = self._features.inputs(evidence, depth), self._offsets_of(request_id, company)
+        inputs, offsets = self._features.inputs(evidence, depth), self._collect_offsets(request_id, company)
         belief = self._believe(inputs, offsets)
         chance, variance = probability(belief), belief[1]
         self.reliability.add(chance, accepted)
@@ -293,7 +293,7 @@ class Calibration:
             variance += weight.variance
         return min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance
 
-    def _offsets_of(self, request_id: int, company: Company) -> list[_Weight]:
+    def _collect_offsets(self, request_id: int, company: Company) -> list[_Weight]:
         """Return the weights that have a say whatever the evidence is, with an input of 1."""
         offsets = []
         if company is not ALONE:

@@ -22,7 +22,7 @@ from paceline.planning.auto.exploration import (
 from paceline.planning.auto.gains import GAIN_MEMORY
 from paceline.planning.auto.learned import DrafterState
 from paceline.planning.auto.planner_state import PlannerState, RequestState
-from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, front_of, others
+from paceline.planning.auto.round_plan import Cut, Front, RequestPlan, RoundPlan, find_front, others
 from paceline.planning.auto.survival import NEGLIGIBLE
 
 _RETURN_BELIEVED: Final = 0.4
@@ -221,7 +221,7 @@ class DrafterSelector:
         for job in jobs:
             plan = planned.plans[job.request.id]
             plan.draft = job.tree
-            plan.has_co_proposal[name] = max(self._shared.grown(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
+            plan.has_co_proposal[name] = max(self._shared.score(plan, job.tree).survivals[1:], default=0.0) > _OF_NOTE
         standing = self._standing(planned)
         planned.value_before[name] = standing.value
         growing = [job for job in jobs if self._has_room(planned, job)]
@@ -240,7 +240,7 @@ class DrafterSelector:
         """Return the best cut of all that is drafted, of trees too that the next drafter or level is not offered."""
         for plan in planned.plans.values():
             if plan.draft is not None and not plan.draw_independent:
-                self._shared.grown(plan, plan.draft)
+                self._shared.score(plan, plan.draft)
         return planned.standing()
 
     @staticmethod
@@ -262,7 +262,7 @@ class DrafterSelector:
             if plan.draw_independent:
                 draw_independent.append(job)
                 continue
-            node = front_of(job.tree, name)
+            node = find_front(job.tree, name)
             if job.tree.depths[node] >= self._draft_max:
                 # The budget may be deeper for the sake of a copy.
                 continue
@@ -270,7 +270,7 @@ class DrafterSelector:
                 probes = shared.requests[job.request.id].probes
                 if not probes.overdraw(name, level_s, planned.plain_s / 4):
                     continue
-            tree = shared.grown(plan, job.tree)
+            tree = shared.score(plan, job.tree)
             fronts.append((tree.survivals[node], job, node))
         standing = self._standing(planned)
         rows, gained = len(standing.kept), standing.gained
@@ -280,7 +280,7 @@ class DrafterSelector:
         forecast = []
         for survival, job, node in fronts:
             plan = planned.plans[job.request.id]
-            tree = shared.grown(plan, job.tree)
+            tree = shared.score(plan, job.tree)
             ahead = shared.requests[job.request.id].forecasts[name].ahead(tree.chance(node), self._draft_max)
             forecast.append(Front(job, survival, ahead, others(plan, node)))
             while node != ROOT:

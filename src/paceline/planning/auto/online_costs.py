@@ -175,7 +175,7 @@ class OnlineCosts:
         is_known = self._measured.is_measured(rows) or (rows, requests) in self._expected_widths
         if is_known and is_settled and requests == self._expected_requests:
             expected_s = self._followed_s(predicted_s, plain_s, self._expected_rows)
-            expected_s *= _factor_of(self._expected_widths.get((rows, requests)))
+            expected_s *= _shrink_factor(self._expected_widths.get((rows, requests)))
             self._doubts.add(math.log(actual_s / expected_s))
         if self._measured.is_measured(rows):
             # Others are taken to cost what wider ones do, so that what they take says little about the machine.
@@ -275,7 +275,7 @@ class OnlineCosts:
         for rows in widths:
             seconds = self._undrifted_s(rows, context, requests) if rows != requests else plain_s
             seconds = self._followed_s(seconds, plain_s, self._rows_factor.value)
-            rounds_s.append(seconds * _factor_of(self._widths.get((rows, requests))))
+            rounds_s.append(seconds * _shrink_factor(self._widths.get((rows, requests))))
         return rounds_s
 
     def _followed_s(self, undrifted_s: float, plain_s: float, rows_factor: float) -> float:
@@ -294,7 +294,7 @@ class OnlineCosts:
         return self._measured.round_s(rows, context, requests) + rows * context * self._token_row_s
 
 
-def _factor_of(learned: tuple[float, int] | None) -> float:
+def _shrink_factor(learned: tuple[float, int] | None) -> float:
     """Return the factor of a width, shrunk towards 1 while it was learned from few rounds."""
     if learned is None:
         return 1.0

@@ -135,12 +135,12 @@ class PlannerState:
         """Return what is known of drafters, those included that were not met here."""
         return Learned({**self._priors, **self.drafters})
 
-    def grown(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
+    def score(self, plan: RequestPlan, tree: DraftTree) -> GrownTree:
         """Return the survivals of a tree, made anew if it has grown."""
         is_pruned = plan.num_prunings != tree.num_prunings
         if plan.tree is None or is_pruned or plan.num_proposals != tree.num_proposals:
             # Whoever takes something back while a tree grows may propose as much in its place.
-            plan.tree = self.survival.grown(plan.request.id, tree, None if is_pruned else plan.tree)
+            plan.tree = self.survival.score(plan.request.id, tree, None if is_pruned else plan.tree)
             plan.num_proposals, plan.num_prunings = tree.num_proposals, tree.num_prunings
         return plan.tree
 
@@ -194,7 +194,7 @@ class PlannerState:
                 # Reading a prompt comes once for every request: the next time it takes much less.
                 drafter.read_token_s += 0.5 * (spent_s / planned.prefill_tokens[name] - drafter.read_token_s)
 
-    def decided(self, own_s: float) -> None:
+    def observe_deciding(self, own_s: float) -> None:
         """Take note of what planning a round with drafts took, and learning from it."""
         self._decisions = min(self._decisions + 1, _DECISIONS)
         self.deciding_s += (max(own_s, 0.0) - self.deciding_s) / self._decisions

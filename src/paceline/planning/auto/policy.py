@@ -276,7 +276,7 @@ class AutoPolicy:
         for request, tree in zip(requests, trees, strict=True):
             plan = planned.plans.get(request.id)
             if plan is not None and tree.num_drafted:
-                self._shared.grown(plan, tree)
+                self._shared.score(plan, tree)
                 owners[request.id] = tree
         # What drafts are worth does not depend on whether they can be afforded now.
         wanted, affordable = planned.standing(), planned.affordable()
@@ -300,7 +300,7 @@ class AutoPolicy:
         count, shared = len(record.requests), self._shared
         self._plain = None
         if self._decided_s is not None:
-            shared.decided(self._decided_s + record.learning_s)
+            shared.observe_deciding(self._decided_s + record.learning_s)
             self._decided_s = None
         verify_s = record.round_s - record.draft_s
         if not count:

@@ -248,7 +248,7 @@ class RoundPlan:
         plans = self.plans.values()
         drafted = (sum(plan.num_prunings for plan in plans), sum(plan.num_proposals for plan in plans))
         if self._standing is None or self._of_standing != drafted:
-            self._standing, self._of_standing = self.cut(self.ranked()), drafted
+            self._standing, self._of_standing = self.cut(self.rank()), drafted
         return self._standing
 
     def affordable(self) -> Cut:
@@ -258,9 +258,9 @@ class RoundPlan:
         standing = self.standing()
         if self.seconds(len(standing.kept)) <= longest_s:
             return standing
-        return self.cut(self.ranked(), longest_s)
+        return self.cut(self.rank(), longest_s)
 
-    def ranked(self) -> list[Proposal]:
+    def rank(self) -> list[Proposal]:
         """Return what can be verified, best first and parents before children."""
         nodes = [
             (-survival, request_id, node)
@@ -311,7 +311,7 @@ class RoundPlan:
         return Cut(ranked[:best_count], best_gained, best if best_count else 0.0)
 
 
-def front_of(tree: DraftTree, name: str) -> int:
+def find_front(tree: DraftTree, name: str) -> int:
     """Return the end of a drafter's own chain: at every node its first proposal leads on."""
     node = ROOT
     while True:

@@ -273,7 +273,7 @@ class SurvivalModel:
             for calibration in calibrations.values():
                 calibration.end(request_id)
 
-    def grown(self, request_id: int, tree: DraftTree, before: GrownTree | None = None) -> GrownTree:
+    def score(self, request_id: int, tree: DraftTree, before: GrownTree | None = None) -> GrownTree:
         """Return a tree with the survival of every node.
 
         Args:
@@ -328,7 +328,7 @@ class SurvivalModel:
                 opinions.setdefault(node, []).append((source, chance))
             else:
                 runners_up[node] = max(chance, runners_up.get(node, 0.0))
-        first_choices = {node: self._agreed(chances) for node, chances in opinions.items()}
+        first_choices = {node: self._combine(chances) for node, chances in opinions.items()}
         # One of them at most is what the target says.
         total = sum(first_choices.values())
         scale = max(total, 1.0)
@@ -381,7 +381,7 @@ class SurvivalModel:
                 agrees[kind] = bool(agrees[kind]) or node == firsts[source]
         return Company(*agrees)
 
-    def _agreed(self, opinions: Sequence[tuple[str, float]]) -> float:
+    def _combine(self, opinions: Sequence[tuple[str, float]]) -> float:
         """Return the chance of a token that several propose first.
 
         Each opinion is right on the mean by itself, so the highest of several would be too high. Lookups know the same

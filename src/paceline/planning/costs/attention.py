@@ -42,7 +42,7 @@ from paceline.core.errors import CapabilityError, NoRoomError
 from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, engine_for, open_engine
 from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
-from paceline.planning.costs.subject import Subject, opened
+from paceline.planning.costs.subject import Subject, open_subject
 from paceline.planning.disk_cache import entry_path, load_entry, model_key, store_entry
 
 MIN_GAIN: Final = 0.02
@@ -348,7 +348,7 @@ def measure_attention(
             break
         engine.fuse_attention(fused)
         meter = Meter(clock, ProfilingBudget(MAX_S / len(_ORDER), None), lambda share: None)
-        with opened(engine, meter, random.Random(0), verifies=True) as subject:
+        with open_subject(engine, meter, random.Random(0), verifies=True) as subject:
             turns[fused].append({})
             long = _time_rounds(subject, meter, long, turns[fused][-1])
         meter.stop()

@@ -31,7 +31,7 @@ from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.slow_passes import dry, slow_passes
 from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
-from paceline.planning.costs.subject import Subject, opened, widest_pass
+from paceline.planning.costs.subject import Subject, open_subject, widest_pass
 
 TARGET_WIDTHS: Final = (1, 2, 4, 8, 3, 6, 12, 16, 5, 10, 7, 9, 24, 14, 32, 11, 20, 13, 48, 15, 64)
 """The target's widths, the most informative first: powers of two, widths of short drafts, then what lies between."""
@@ -140,7 +140,7 @@ def measure_profile(
         for engine, verifies, wanted, first_place in roles:
             if engine is None:
                 continue
-            subject = stack.enter_context(opened(engine, meter, random.Random(seed), verifies=verifies))
+            subject = stack.enter_context(open_subject(engine, meter, random.Random(seed), verifies=verifies))
             subjects.append(subject)
             usable = (rows for rows in wanted if rows <= subject.widest)
             items += [_Item(subject, rows, first_place + place) for place, rows in enumerate(usable)]
@@ -202,7 +202,7 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
     """
     meter = Meter(clock or WallClock(), ProfilingBudget(_CHECK_S, None), lambda share: None)
     times_s: dict[int, list[float]] = {rows: [] for rows in widths}
-    with dry(target), opened(target, meter, random.Random(0), verifies=True) as subject:
+    with dry(target), open_subject(target, meter, random.Random(0), verifies=True) as subject:
         subject.warm_up()
         meter.start()
         with contextlib.suppress(NoRoomError):

@@ -220,7 +220,7 @@ class Subject:
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, meter: Meter, rng: random.Random, *, verifies: bool) -> Iterator[Subject]:
+def open_subject(engine: Engine, meter: Meter, rng: random.Random, *, verifies: bool) -> Iterator[Subject]:
     """Open a sequence to measure by, and close it afterwards; the arguments are those of :class:`Subject`."""
     subject = Subject(engine, meter, rng, verifies=verifies)
     try:

@@ -51,7 +51,7 @@ class RoutingPolicy(PolicyBase):
         """Raise where the request's policy, or a limit that it sets itself, would bias the text."""
         check_unbiased(request, request.speculation.draft_min)
         if _has_own(request):
-            fixed_of(request.speculation)
+            make_fixed(request.speculation)
         else:
             self._loaded.check(request)
 
@@ -59,7 +59,7 @@ class RoutingPolicy(PolicyBase):
         """Let the loaded policy know of every request: they share what rounds take."""
         self._loaded.begin(request)
         if _has_own(request):
-            self._own[request.id] = fixed_of(request.speculation)
+            self._own[request.id] = make_fixed(request.speculation)
 
     def end(self, request: Request) -> None:
         """Forget the request."""
@@ -142,7 +142,7 @@ class RoutingPolicy(PolicyBase):
         )
 
 
-def fixed_of(speculation: SpeculationParams) -> FixedPolicy:
+def make_fixed(speculation: SpeculationParams) -> FixedPolicy:
     """Return the fixed policy that a request's options make.
 
     Raises:
