@@ -23,7 +23,7 @@ from paceline.chat.prompts import token_ids_of
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
 from paceline.core.vocabulary import Vocabulary
-from paceline.engines.llama_cpp.loading import vocabulary_of
+from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.vocabularies import spelling
 from tests.chat.helpers import control_of, spellings, vocabulary_alone, write_sentencepiece, written
@@ -47,14 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def apart(folder: Path) -> Iterator[Vocabulary]:
     """The embedded vocabulary with control tokens that no text has two of in one place, but for one that is longer."""
-    with vocabulary_of(with_last_tokens(folder / "apart.gguf", APART)) as vocabulary:
+    with open_vocabulary(with_last_tokens(folder / "apart.gguf", APART)) as vocabulary:
         yield vocabulary
 
 
 @pytest.fixture(scope="module")
 def overlapping(folder: Path) -> Iterator[Vocabulary]:
     """The embedded vocabulary with control tokens that overlap, one of them by name padding."""
-    with vocabulary_of(with_last_tokens(folder / "overlapping.gguf", OVERLAPPING)) as vocabulary:
+    with open_vocabulary(with_last_tokens(folder / "overlapping.gguf", OVERLAPPING)) as vocabulary:
         yield vocabulary
 
 
@@ -305,7 +305,7 @@ def test_what_the_tokenizer_does_not_know_stays_so(sentencepiece: Vocabulary, me
 def beginning(request: pytest.FixtureRequest, folder: Path) -> Iterator[Vocabulary]:
     path = folder / f"begin-{request.param}.gguf"
     edits = {"add_bos_token": request.param, "bos_token_id": 4095}
-    with vocabulary_of(with_last_tokens(path, ["<|im_start|>", "<|im_end|>", "<s>"], **edits)) as vocabulary:
+    with open_vocabulary(with_last_tokens(path, ["<|im_start|>", "<|im_end|>", "<s>"], **edits)) as vocabulary:
         yield vocabulary
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("llama_cpp")
 from paceline.constraints import Choice, ConstraintCompiler, JsonSchema
 from paceline.constraints.vocabulary import TokenTable
 from paceline.core.vocabulary import Vocabulary
-from paceline.engines.llama_cpp.loading import vocabulary_of
+from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.models.embedded import embedded_draft
 from tests.chat.helpers import vocabulary_alone, write_sentencepiece
 
@@ -50,7 +50,7 @@ def walk(vocabulary: Vocabulary, source: JsonSchema | Choice, text: str) -> tupl
 
 
 def test_the_embedded_model_would_write_what_is_forced() -> None:
-    with vocabulary_of(embedded_draft()) as vocabulary:
+    with open_vocabulary(embedded_draft()) as vocabulary:
         forced, right = walk(
             vocabulary, JsonSchema(SCHEMA, whitespace="single"), json.dumps(ANSWER, ensure_ascii=False)
         )

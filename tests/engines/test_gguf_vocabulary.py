@@ -19,7 +19,7 @@ from tests.timing import WAIT_S, assert_grows_with_length_alone
 
 from paceline.core.errors import ClosedError, InputError
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, tokenizing
-from paceline.engines.llama_cpp.loading import vocabulary_of
+from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.models.embedded import embedded_draft
 
@@ -60,7 +60,7 @@ def test_a_model_that_is_closed_is_freed_once_nobody_reads_its_vocabulary(turn: 
 
 
 def test_whoever_looks_up_a_token_waits_for_no_text_and_texts_for_none_of_each_other() -> None:
-    with vocabulary_of(embedded_draft()) as vocabulary, ExitStack() as texts:
+    with open_vocabulary(embedded_draft()) as vocabulary, ExitStack() as texts:
         expected = vocabulary.tokenize("def")
         # As where many long texts are tokenized.
         for _ in range(100):
@@ -84,7 +84,7 @@ def read_on(vocabulary: GgufVocabulary) -> None:
 
 
 def test_a_model_is_not_freed_while_one_text_is_read_and_nothing_new_is_begun() -> None:
-    with vocabulary_of(embedded_draft()) as vocabulary:
+    with open_vocabulary(embedded_draft()) as vocabulary:
         closed = threading.Event()
 
         def close() -> None:
@@ -130,15 +130,15 @@ MARKS: Final = {
     ],
 )
 def test_a_text_is_cut_where_a_token_is_certain(text: str, parts: list[object]) -> None:
-    assert list(tokenizing.Marks(MARKS).parts_of(text)) == parts
+    assert list(tokenizing.Marks(MARKS).split(text)) == parts
 
 
 def test_tokens_that_overlap_are_left_to_llama_cpp_and_are_bounded() -> None:
     marks = tokenizing.Marks({"aa": tokenizing.Mark(1), "aaa": tokenizing.Mark(2)})
-    assert list(marks.parts_of("xaaaaax")) == [("xaaaaax", True)]
-    assert list(marks.parts_of("xaax")) == [("x", False), 1, ("x", False)]
+    assert list(marks.split("xaaaaax")) == [("xaaaaax", True)]
+    assert list(marks.split("xaax")) == [("x", False), 1, ("x", False)]
     with pytest.raises(InputError, match="more than 10000 special tokens that run into each other"):
-        list(marks.parts_of("a" * 100_000))
+        list(marks.split("a" * 100_000))
 
 
 @given(
@@ -150,7 +150,7 @@ def test_tokens_that_overlap_are_left_to_llama_cpp_and_are_bounded() -> None:
 )
 def test_what_is_read_in_pieces_has_the_tokens_of_the_whole(parts: list[str], parse_special: bool) -> None:
     text = "".join(parts)
-    with vocabulary_of(embedded_draft()) as vocabulary, pytest.MonkeyPatch.context() as patch:
+    with open_vocabulary(embedded_draft()) as vocabulary, pytest.MonkeyPatch.context() as patch:
         whole = vocabulary.tokenize(text, parse_special=parse_special)
         patch.setattr("paceline.engines.llama_cpp.vocabulary.LONG", 0)
         assert vocabulary.tokenize(text, parse_special=parse_special) == whole
@@ -158,7 +158,7 @@ def test_what_is_read_in_pieces_has_the_tokens_of_the_whole(parts: list[str], pa
 
 
 def test_many_special_tokens_take_time_in_proportion() -> None:
-    with vocabulary_of(embedded_draft()) as vocabulary:
+    with open_vocabulary(embedded_draft()) as vocabulary:
         (control, *_) = sorted(vocabulary.control_ids)
         text = (vocabulary.token_spelling(control) or b"").decode()
         assert text
@@ -174,7 +174,7 @@ def test_a_word_that_would_end_the_process_is_read_on_a_large_stack_or_refused(
 ) -> None:
     """Most splitters are std::regex, which goes a call deeper with each character of a word."""
     path = edited_gguf(tmp_path / "regex.gguf", {"tokenizer.ggml.pre": splitter})
-    with vocabulary_of(path) as vocabulary:
+    with open_vocabulary(path) as vocabulary:
         count = 60_000 // len(text)
         assert vocabulary.tokenize(text * count + " b", add_special=False)[-1] == vocabulary.tokenize("a b")[-1]
         with pytest.raises(InputError, match=r"characters in a row .* as one word, and it reads at most 100000"):
@@ -200,14 +200,14 @@ def test_words_of_other_splitters_are_longer() -> None:
 
 def test_a_long_text_without_spaces_is_read(tmp_path: Path) -> None:
     path = edited_gguf(tmp_path / "regex.gguf", {"tokenizer.ggml.pre": "deepseek-llm"})
-    with vocabulary_of(path) as vocabulary:
+    with open_vocabulary(path) as vocabulary:
         token_ids = vocabulary.tokenize(BASE64 * 10_000, add_special=False)
         assert b"".join(map(vocabulary.token_bytes, token_ids)) == BASE64.encode() * 10_000
 
 
 def test_of_a_tokenizer_that_leaves_blanks_out_no_length_is_told(tmp_path: Path) -> None:
     names = dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), "whitespace")
-    with vocabulary_of(edited_gguf(tmp_path / "blanks.gguf", names)) as vocabulary:
+    with open_vocabulary(edited_gguf(tmp_path / "blanks.gguf", names)) as vocabulary:
         text = " " * 4000
         assert vocabulary.fewest_tokens(text) <= len(vocabulary.tokenize(text, add_special=False))
 
@@ -220,7 +220,7 @@ def test_a_special_token_that_is_no_unicode_is_in_no_text(tmp_path: Path, monkey
     tokens.value, kinds.value = list(tokens.value), list(kinds.value)
     tokens.value[3000], kinds.value[3000] = b"\xff<|a|>", 4  # user-defined
     text = "x<|a|>y z"
-    with vocabulary_of(header.write(tmp_path / "odd.gguf")) as vocabulary:
+    with open_vocabulary(header.write(tmp_path / "odd.gguf")) as vocabulary:
         whole = vocabulary.tokenize(text)
         monkeypatch.setattr("paceline.engines.llama_cpp.vocabulary.LONG", 0)
         assert vocabulary.tokenize(text) == whole

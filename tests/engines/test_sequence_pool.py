@@ -411,7 +411,7 @@ def test_an_interrupt_at_any_line_of_opening_leaves_a_sequence_that_its_owner_ca
                 pool.open(text, most=49)
         except KeyboardInterrupt:
             interrupted = True
-        pool.discard_of(text)
+        pool.discard_owned(text)
         pool.drop_all()
         assert len(pool._entries) == len(engine._sequences) == (scene == "beside another")
         assert pool.used_cells == (60 if scene == "beside another" else 0)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.draft_check import refusal
-from paceline.engines.llama_cpp.loading import vocabulary_of
+from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.pairs.alignment import align
 from paceline.vocabularies.relation import false_ends, relate_vocabularies
@@ -27,7 +27,7 @@ def vocabularies(models: Path, smollm2: Path) -> Iterator[dict[str, Vocabulary]]
             file.stem.removeprefix("ggml-vocab-"): stack.enter_context(vocabulary_alone(file))
             for file in sorted(models.glob("ggml-vocab-*.gguf"))
         }
-        found["smollm2"] = stack.enter_context(vocabulary_of(smollm2))
+        found["smollm2"] = stack.enter_context(open_vocabulary(smollm2))
         assert len(found) == 20
         yield found
 
@@ -52,7 +52,7 @@ def test_the_size_says_nothing(vocabularies: dict[str, Vocabulary]) -> None:
 
 
 def test_gemmas_fit_but_for_ids_of_no_text(vocabularies: dict[str, Vocabulary], gemma: Path) -> None:
-    with vocabulary_of(gemma) as gemma_3:
+    with open_vocabulary(gemma) as gemma_3:
         for target, draft in ((gemma_3, vocabularies["gemma-4"]), (vocabularies["gemma-4"], gemma_3)):
             relation = relate_vocabularies(target, draft)
             assert relation.fit == "but unused"

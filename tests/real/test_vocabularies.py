@@ -15,7 +15,7 @@ from paceline.chat.prompts import token_ids_of
 from paceline.chat.sources import find_template
 from paceline.chat.template import ChatTemplate
 from paceline.core.vocabulary import Vocabulary
-from paceline.engines.llama_cpp.loading import vocabulary_of
+from paceline.engines.llama_cpp.loading import open_vocabulary
 from tests.chat.helpers import control_of, spellings, vocabulary_alone
 from tests.conftest import SUMMARY_LINES
 from tests.real.conversations import CALLS, PLAIN, SYNTAX, TOOLS, TURNS, UNICODE, assistant, called, system, user
@@ -113,7 +113,7 @@ def test_smollm2_s_tokens_are_those_of_transformers(
 ) -> None:
     """Read from the file by transformers' own means."""
     num_tokens = 0
-    with vocabulary_of(smollm2) as vocabulary:
+    with open_vocabulary(smollm2) as vocabulary:
         template = find_template(smollm2, vocabulary)
         assert template is not None
         for messages in CONVERSATIONS:
@@ -131,7 +131,7 @@ def test_smollm2_s_tokens_are_those_of_transformers(
 
 
 def test_smollm2_s_control_tokens_are_the_template_s(smollm2: Path) -> None:
-    with vocabulary_of(smollm2) as vocabulary:
+    with open_vocabulary(smollm2) as vocabulary:
         template = find_template(smollm2, vocabulary)
         assert template is not None
         controls = spellings(vocabulary, sorted(vocabulary.control_ids))
@@ -144,7 +144,7 @@ def test_smollm2_s_control_tokens_are_the_template_s(smollm2: Path) -> None:
 def test_results_of_tools_are_somebody_s_too(smollm2: Path, models: Path) -> None:
     source = (models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, origin="Qwen3")
-    with vocabulary_of(smollm2) as vocabulary:
+    with open_vocabulary(smollm2) as vocabulary:
 
         def controls(text: str) -> list[str]:
             messages = read_messages([*CALLS, *called({"city": text, text: 1}, text), user(text)])

@@ -238,7 +238,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         follower = self._followers[request.id]
         if follower.sequence is None:
             # An interrupt may have come between the handle's birth and its reaching the follower.
-            self.pool.discard_of(follower.text)
+            self.pool.discard_owned(follower.text)
         else:
             self.pool.release(follower.sequence)
             self._look_again()

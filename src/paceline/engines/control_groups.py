@@ -28,7 +28,7 @@ def group_folders(controller: str, proc: Path = PROC, groups: Path = GROUPS) -> 
     """
     try:
         # Names may have what else ends a line in Python.
-        lines = said(proc / "self" / "cgroup").split("\n")
+        lines = read_control_file(proc / "self" / "cgroup").split("\n")
     except OSError:
         return
     for line in lines:
@@ -51,6 +51,6 @@ def _with_those_around(root: Path, path: str) -> Iterator[Path]:
             return
 
 
-def said(file: Path) -> str:
+def read_control_file(file: Path) -> str:
     """Return what the system says; names in it are bytes, which need be no UTF-8."""
     return file.read_text(encoding="utf-8", errors="surrogateescape")

@@ -55,7 +55,7 @@ _MIN_DRAFT_CONTEXT: Final = 2
 _OPTION = functools.partial(Option, panel="Models")
 
 
-def _overrides_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Read patterns and buffers as texts have them.
 
     Raises:
@@ -169,7 +169,7 @@ class ModelOptions:
         (),
         _OPTION(
             kind="other",
-            parse=_overrides_of,
+            parse=_parse_overrides,
             separator=",",
             flags=("-ot", "--override-tensor"),
             repeated=True,
@@ -598,9 +598,9 @@ def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
 
         yield load_vocabulary(TorchHFConfig(path=path, verbose=options.verbose))
         return
-    from paceline.engines.llama_cpp.loading import vocabulary_of
+    from paceline.engines.llama_cpp.loading import open_vocabulary
 
-    with vocabulary_of(path) as vocabulary:
+    with open_vocabulary(path) as vocabulary:
         yield vocabulary
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.engines.control_groups import GROUPS, PROC, Version, group_folders, said
+from paceline.engines.control_groups import GROUPS, PROC, Version, group_folders, read_control_file
 
 # Of a control group: the limit, what is taken, and what of that is file pages, which give way.
 _FILES: Final[dict[Version, tuple[str, str, tuple[str, str]]]] = {
@@ -134,7 +134,7 @@ class MemoryPlan:
 def held_memory(proc: Path = PROC) -> int:
     """Return the bytes that this process holds for itself; 0 where nobody says."""
     try:
-        status = said(proc / "self" / "status")
+        status = read_control_file(proc / "self" / "status")
     except OSError:
         return 0
     held = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
@@ -159,7 +159,7 @@ def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
         groups: where control groups lie.
     """
     try:
-        lines = said(proc / "meminfo").splitlines()
+        lines = read_control_file(proc / "meminfo").splitlines()
     except OSError:
         return None
     for line in lines:

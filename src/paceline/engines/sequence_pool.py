@@ -253,7 +253,7 @@ class SequencePool:
         entry = self._entries.get(sequence)
         if entry is None or entry.owners is None:
             return
-        tokens = self._held(entry)
+        tokens = self._held_tokens(entry)
         if self._max_idle == 0 or len(tokens) < self.least_reuse:
             self._close(entry)
             return
@@ -275,7 +275,7 @@ class SequencePool:
         if entry is not None and entry.owners is not None:
             self._close(entry)
 
-    def discard_of(self, token_ids: Sequence[int]) -> None:
+    def discard_owned(self, token_ids: Sequence[int]) -> None:
         """Close the open sequence of an owner who has not learned its handle, as an interrupt came before.
 
         Args:
@@ -319,14 +319,14 @@ class SequencePool:
         matches = []
         in_cells = 0
         for entry in entries:
-            held = self._held(entry)
-            shared = _shared(held, wanted)
+            held = self._held_tokens(entry)
+            shared = _count_shared(held, wanted)
             if self._is_usable(shared, len(held), entry.floor):
                 matches.append(_Match(entry, shared, shared))
                 if entry.owners is not None:
                     in_cells = max(in_cells, shared)
         for other in saved:
-            shared = _shared(other.tokens, wanted)
+            shared = _count_shared(other.tokens, wanted)
             if self._is_usable(shared, len(other.tokens), other.state.floor):
                 worth = shared - len(other.tokens) / _RESTORE_COST - in_cells / _CELL_COST
                 if worth >= self.least_reuse:
@@ -341,7 +341,7 @@ class SequencePool:
             return False
         return self._rolls_back or shared == length
 
-    def _held(self, entry: _Entry) -> _Tokens:
+    def _held_tokens(self, entry: _Entry) -> _Tokens:
         """Return the tokens that a sequence holds and that its owner's list has: none for a torn one."""
         try:
             length = self._engine.length(entry.sequence)
@@ -380,7 +380,7 @@ class SequencePool:
         except (CapabilityError, EngineError, ValueError):
             # A recurrent state that was just stepped back; a torn sequence; one with pending nodes.
             return None
-        return self._cut(fork, match.shared)
+        return self._trim_or_close(fork, match.shared)
 
     def _take_over(self, entry: _Entry, shared: int) -> _Entry | None:
         if self._loses_much(len(entry.tokens), shared):
@@ -406,7 +406,7 @@ class SequencePool:
         self._entries[entry.sequence] = entry
         if self._loses_much(len(saved.tokens), shared):
             self._keep(saved)
-        return self._cut(entry, shared)
+        return self._trim_or_close(entry, shared)
 
     def _fork(self, parent: _Entry) -> _Entry:
         length = self._engine.length(parent.sequence)
@@ -416,7 +416,7 @@ class SequencePool:
         self._cells.fork(parent.sequence, entry.sequence, length)
         return entry
 
-    def _cut(self, entry: _Entry, length: int) -> _Entry | None:
+    def _trim_or_close(self, entry: _Entry, length: int) -> _Entry | None:
         try:
             self.trim(entry.sequence, length)
         except CapabilityError:
@@ -431,7 +431,7 @@ class SequencePool:
         """Copy an idle sequence to host memory, unless there is no room for it, or nearly all of it is at hand."""
         for other in self._entries.values():
             if other.namespace == entry.namespace and other.owners is not None:
-                held = self._held(other)
+                held = self._held_tokens(other)
                 if self._covers(held, other.floor, entry.tokens):
                     return
         for saved in self._saved:
@@ -455,7 +455,7 @@ class SequencePool:
 
     def _covers(self, tokens: _Tokens, floor: int, wanted: _Tokens) -> bool:
         """Whether too little of ``wanted`` to be worth keeping would have to be read again after ``tokens``."""
-        shared = _shared(tokens, wanted)
+        shared = _count_shared(tokens, wanted)
         return self._is_usable(shared, len(tokens), floor) and len(wanted) - shared < self.least_reuse
 
     def _keep(self, saved: _Saved) -> None:
@@ -501,7 +501,7 @@ def _is_open(source: _Entry | _Saved) -> bool:
     return isinstance(source, _Entry) and source.owners is not None
 
 
-def _shared(first: _Tokens, second: _Tokens) -> int:
+def _count_shared(first: _Tokens, second: _Tokens) -> int:
     """Return how many tokens two texts have in common before they part."""
     length = min(len(first), len(second))
     start, count = 0, _COMPARED

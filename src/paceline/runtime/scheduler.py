@@ -456,7 +456,7 @@ class Scheduler:
         """Close what a request holds whose start or round was cut short, as far as it holds anything."""
         self._forget(request)
         # Not by its handle, which an interrupt may have kept from it.
-        self._pool.discard_of(request.token_ids)
+        self._pool.discard_owned(request.token_ids)
         request.sequence, request.cached = -1, 0
 
     # --- whole rounds -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import llama_cpp.llama_cpp as api
 from paceline.engines.llama_cpp import native
 
 
-def end_ids_of(vocabulary: Any) -> frozenset[int]:
+def find_end_ids(vocabulary: Any) -> frozenset[int]:
     """Return the end-of-generation tokens of a vocabulary.
 
     The tokens that a file names as end of text or of turn are among them, but where llama.cpp knows better: gpt-oss
@@ -36,6 +36,6 @@ def read_end_ids(path: Path) -> frozenset[int]:
     """
     model = native.load_without_weights(path)
     try:
-        return end_ids_of(api.llama_model_get_vocab(model))
+        return find_end_ids(api.llama_model_get_vocab(model))
     finally:
         api.llama_model_free(model)

@@ -515,14 +515,14 @@ class LlamaCppEngine:
             raise CapabilityError(
                 "a model with sliding windows whose engine has one sequence cannot save it: load it for two or more"
             )
-        data = self._written(sequence)
+        data = self._save_bytes(sequence)
         floor = state.committed if self._recurrent or state.committed > self._loaded.window > 0 else 0
         return SavedSequence(state.committed, len(data), floor, _SavedState(self._context, data))
 
-    def _written(self, sequence: int) -> npt.NDArray[np.uint8]:
+    def _save_bytes(self, sequence: int) -> npt.NDArray[np.uint8]:
         """Return what llama.cpp writes of a sequence."""
         data = np.empty(self.saved_bytes(sequence), np.uint8)
-        written = api.llama_state_seq_get_data(self._context, _bytes_of(data), len(data), self._state(sequence).main)
+        written = api.llama_state_seq_get_data(self._context, _as_bytes(data), len(data), self._state(sequence).main)
         if written != len(data):
             raise EngineError(f"llama.cpp wrote {written} of the {len(data)} bytes of sequence {sequence}")
         return data
@@ -546,7 +546,7 @@ class LlamaCppEngine:
             return handle
         try:
             state = self._sequences[handle]
-            read = api.llama_state_seq_set_data(self._context, _bytes_of(source.data), len(source.data), state.main)
+            read = api.llama_state_seq_set_data(self._context, _as_bytes(source.data), len(source.data), state.main)
             if read != len(source.data):
                 # Of its reasons the others are excluded: the state is of this context.
                 raise NoRoomError(f"the cache has no free cells for the {saved.length} tokens of a saved sequence")
@@ -586,10 +586,10 @@ class LlamaCppEngine:
         while state.committed < length:
             # Of more tokens than a window has, llama.cpp writes what the next one sees.
             if tokens == 0 or not 0 < window < state.committed:
-                tokens, data = state.committed, self._written(sequence)
+                tokens, data = state.committed, self._save_bytes(sequence)
             spare = self._take_id()
             state.torn = True
-            read = api.llama_state_seq_set_data(self._context, _bytes_of(data), len(data), spare)
+            read = api.llama_state_seq_set_data(self._context, _as_bytes(data), len(data), spare)
             if read == len(data):
                 api.llama_memory_seq_add(memory, spare, 0, -1, state.committed)
                 api.llama_memory_seq_rm(memory, spare, length, -1)
@@ -1095,7 +1095,7 @@ def _is_chain(parents: Sequence[int], tip: int) -> bool:
     return True
 
 
-def _bytes_of(array: npt.NDArray[np.uint8]) -> Any:
+def _as_bytes(array: npt.NDArray[np.uint8]) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 

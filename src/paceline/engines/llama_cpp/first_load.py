@@ -95,7 +95,7 @@ def check_first_load(model: GgufModel, libraries: Sequence[ctypes.CDLL]) -> None
     note = _note(model)
     if note is None or not note.is_file():
         tokenizes = check_tokens(path, model.header.metadata)
-        if _loads(path, _told(model, libraries, tokenizes=tokenizes)) and note is not None:
+        if _loads(path, _make_job(model, libraries, tokenizes=tokenizes)) and note is not None:
             with contextlib.suppress(OSError):
                 note.parent.mkdir(parents=True, exist_ok=True)
                 note.touch()
@@ -137,22 +137,22 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
     except OSError:
         return False
     except subprocess.TimeoutExpired as error:
-        raise _refused(path, f"has not loaded it within {_MAX_S} s", error.stdout or b"") from None
+        raise _refusal(path, f"has not loaded it within {_MAX_S} s", error.stdout or b"") from None
     status = ended.returncode
     if os.name == "nt":
         if status == _WINDOWS_ABORTED or status >= _WINDOWS_CRASHED:
-            raise _refused(path, f"ends its process over it, with status {status:#x}", ended.stdout)
+            raise _refusal(path, f"ends its process over it, with status {status:#x}", ended.stdout)
     elif status in _INTERRUPTED:
         raise ModelFileError(f"{path} is not loaded: its first load was interrupted; load it again")
     elif status == -signal.SIGXCPU:
-        raise _refused(path, f"still computes after {_MAX_CPU_S} s", ended.stdout)
+        raise _refusal(path, f"still computes after {_MAX_CPU_S} s", ended.stdout)
     elif status < 0:
         killed = ", as the system does where memory is short" if status == -signal.SIGKILL else ""
-        raise _refused(path, f"ends its process over it, by {signal.Signals(-status).name}{killed}", ended.stdout)
+        raise _refusal(path, f"ends its process over it, by {signal.Signals(-status).name}{killed}", ended.stdout)
     return status == 0
 
 
-def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool) -> dict[str, Any]:
+def _make_job(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool) -> dict[str, Any]:
     """Return what the other process is told."""
     has_weights = model.num_parameters > 0
     available_bytes = available_memory()
@@ -187,7 +187,7 @@ def _told(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool
     }
 
 
-def _refused(path: Path, what: str, log: bytes) -> ModelFileError:
+def _refusal(path: Path, what: str, log: bytes) -> ModelFileError:
     lines = log[-_LOG_END:].decode("utf-8", errors="replace").strip().splitlines()
     last = _FOLDERS.sub(r"\1", printable(lines[-1].strip())) if lines else ""
     said = f"; it said last: {last[:_LONGEST_LINE]}" if last else ""

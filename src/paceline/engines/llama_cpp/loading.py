@@ -384,7 +384,7 @@ def _free(model: Any, context: Any, stream: LayerStream | None) -> None:
 
 
 @contextmanager
-def vocabulary_of(path: Path) -> Iterator[GgufVocabulary]:
+def open_vocabulary(path: Path) -> Iterator[GgufVocabulary]:
     """Load a file's vocabulary without its weights, for as long as the block runs.
 
     Raises:

@@ -99,7 +99,7 @@ def quantize_apart(
             status = process.wait()
             if status != 0:
                 trouble.seek(0)
-                raise _ended(source, status, trouble.read().decode("utf-8", errors="replace"))
+                raise _describe_end(source, status, trouble.read().decode("utf-8", errors="replace"))
             with partial.open("r+b") as file:
                 os.fsync(file.fileno())
         finally:
@@ -145,7 +145,7 @@ def _attend(
             process.stdin.flush()
 
 
-def _ended(source: Path, status: int, trouble: str) -> ModelFileError:
+def _describe_end(source: Path, status: int, trouble: str) -> ModelFileError:
     """Say how a process ended that did not say so itself."""
     why = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     if status == -getattr(signal, "SIGKILL", 0):

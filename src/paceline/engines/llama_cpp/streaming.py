@@ -140,12 +140,12 @@ class LayerStream:
         elif any(names.count(name) > 1 for name in last_names.values()):
             problem = "weights that it is done with last are read more than once"
         if problem is None:
-            problem = self._misplaced()
+            problem = self._find_misplaced()
         if problem is not None:
             raise UnstreamableError(f"the layers of {path} cannot be streamed: {problem}; run it with `stream=False`")
         self._last_of = {self._weights[name].address: number for number, name in last_names.items()}
 
-    def _misplaced(self) -> str | None:
+    def _find_misplaced(self) -> str | None:
         """Return what speaks against the tensors being where they are taken to be."""
         for name, weight in self._weights.items():
             if native.tensor_data(weight.address) != weight.mapped:
@@ -194,8 +194,8 @@ class LayerStream:
             EngineError: they cannot be read.
         """
         sections, kept = self._sections, self._layout.kept
-        self._fields = [self._fields_of(section) for section in sections]
-        self._keep(kept, self._fields_of(kept))
+        self._fields = [self._locate_fields(section) for section in sections]
+        self._keep(kept, self._locate_fields(kept))
         for number in planned.resident:
             self._keep(sections[number], self._fields[number])
         self._give_mapping_back()
@@ -321,7 +321,7 @@ class LayerStream:
         assert self._ring is not None
         _point(self._fields[number], self._slots[self._ring.use(number)])
 
-    def _fields_of(self, section: Section) -> list[tuple[Any, int]]:
+    def _locate_fields(self, section: Section) -> list[tuple[Any, int]]:
         """Return the ``data`` of a section's tensors that are read, and where each begins in its slot."""
         return [
             (ctypes.c_void_p.from_address(self._weights[name].address + _DATA), offset)

@@ -81,7 +81,7 @@ def check_words(text: str, splitter: str) -> None:
     Raises:
         InputError: with the word's length, the limit and the way out.
     """
-    breaks = _breaks_of(splitter)
+    breaks = _find_breaks(splitter)
     # Some splitters have slashes and line breaks in one word.
     longest = _longest_stretch(text, lambda block: block.replace("/", " ").isspace() or not breaks.search(block))
     most = _MAX_IN_WORD if splitter in _WRITTEN_OUT else _MAX_IN_DEEP_WORD
@@ -92,7 +92,7 @@ def check_words(text: str, splitter: str) -> None:
         )
 
 
-def _breaks_of(splitter: str) -> re.Pattern[str]:
+def _find_breaks(splitter: str) -> re.Pattern[str]:
     """Return where any word ends."""
     if splitter in _LINES:
         return re.compile(r"\n")
@@ -170,7 +170,7 @@ class Marks:
         self._spellings = Spellings(marks)
         self._any_strips = any(mark is not None and (mark.strips_left or mark.strips_right) for mark in marks.values())
 
-    def parts_of(self, text: str) -> Iterator[tuple[str, bool] | int]:
+    def split(self, text: str) -> Iterator[tuple[str, bool] | int]:
         """Yield the tokens that are certain, and the texts between them with whether a mark is spelled there.
 
         Raises:

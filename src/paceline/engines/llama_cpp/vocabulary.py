@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import CapabilityError, ClosedError, InputError
-from paceline.engines.llama_cpp.ends import end_ids_of
+from paceline.engines.llama_cpp.ends import find_end_ids
 from paceline.engines.llama_cpp.tokenizing import (
     LONG,
     Mark,
@@ -61,9 +61,9 @@ class GgufVocabulary:
     def __init__(self, model: Any) -> None:
         self._pointer = pointer = api.llama_model_get_vocab(model)
         self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
-        self._tokenizer = _said(model, b"tokenizer.ggml.model")
+        self._tokenizer = _read_metadata(model, b"tokenizer.ggml.model")
         # Where the first is missing, the tokenizer's own name decides.
-        self._splitter = _said(model, b"tokenizer.ggml.pre") or self._tokenizer
+        self._splitter = _read_metadata(model, b"tokenizer.ggml.pre") or self._tokenizer
         self._deep = splits_by_regex(self._kind, self._splitter)
         self._size = int(api.llama_vocab_n_tokens(pointer))
         self._bytes: list[bytes | None] = [None] * self._size
@@ -122,7 +122,7 @@ class GgufVocabulary:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """End-of-generation tokens: those at which llama.cpp ends an answer."""
-        return self._look(end_ids_of)
+        return self._look(find_end_ids)
 
     @cached_property
     def text_end_ids(self) -> frozenset[int]:
@@ -192,7 +192,7 @@ class GgufVocabulary:
             InputError: the text is not valid Unicode, or too long for llama.cpp; or it spells a control token, and
                 there are no other tokens to spell that with.
         """
-        token_ids = self._read(text, parse_special=parse_special)
+        token_ids = self._tokenize(text, parse_special=parse_special)
         if not parse_special:
             distinct: set[int] = set()
             for start in range(0, len(token_ids), _IDS_AT_ONCE):
@@ -205,12 +205,12 @@ class GgufVocabulary:
                 )
         return [*self._opening_ids, *token_ids] if add_special else token_ids
 
-    def _read(self, text: str, *, parse_special: bool) -> list[int]:
+    def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Turn text into token ids as llama.cpp does, in pieces where it does not bear a text of this length."""
         if len(text) <= LONG:
             return self._encode(text, add_special=False, parse_special=parse_special)
         token_ids: list[int] = []
-        for part in self._marks[parse_special].parts_of(text):
+        for part in self._marks[parse_special].split(text):
             if isinstance(part, int):
                 token_ids.append(part)
             else:
@@ -222,11 +222,11 @@ class GgufVocabulary:
     def _marks(self) -> tuple[Marks, Marks]:
         """What llama.cpp looks for in texts in which control tokens are not read, and in which they are."""
         control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
-        return self._marks_of(api.LLAMA_TOKEN_ATTR_USER_DEFINED, control), self._marks_of(
+        return self._collect_marks(api.LLAMA_TOKEN_ATTR_USER_DEFINED, control), self._collect_marks(
             api.LLAMA_TOKEN_ATTR_USER_DEFINED | control, 0
         )
 
-    def _marks_of(self, attributes: int, others: int) -> Marks:
+    def _collect_marks(self, attributes: int, others: int) -> Marks:
         found: dict[str, Mark | None] = {}
         for token_id in range(self._size):
             told = int(self._look(api.llama_vocab_get_attr, token_id))
@@ -405,7 +405,7 @@ class GgufVocabulary:
             return piece
 
 
-def _said(model: Any, key: bytes) -> str:
+def _read_metadata(model: Any, key: bytes) -> str:
     """Return a text of the file's metadata; empty where the file does not say."""
     buffer = ctypes.create_string_buffer(64)
     if api.llama_model_meta_val_str(model, key, buffer, len(buffer)) < 0:

@@ -103,7 +103,7 @@ class SequenceCells:
         """All cells it holds: those of the committed tokens, then those of the pending nodes."""
         return np.concatenate((self.committed, np.array(self.pending_cells, dtype=np.int64)))
 
-    def mend(self) -> None:
+    def drop_unpaired(self) -> None:
         """Forget pending nodes without a cell, and cells without a node: what an interrupt can leave half done."""
         size = min(len(self.pending), len(self.pending_cells))
         self.pending.truncate(size)
@@ -125,7 +125,7 @@ class SequenceCells:
         self.append_committed(committed)
         return np.array(dropped, dtype=np.int64)
 
-    def cut(self, length: int) -> Int64Array:
+    def truncate(self, length: int) -> Int64Array:
         """Forget the committed tokens after the first ``length`` and return their cells."""
         dropped: Int64Array = self._cells[length : self._length].copy()
         self._length = length

@@ -279,7 +279,7 @@ class TorchHFEngine:
             raise ValueError(f"cannot keep {length} of the {state.length} tokens of sequence {sequence}")
         self._torn = True
         self._pool.release(state.keep([]))
-        self._pool.release(state.cut(length))
+        self._pool.release(state.truncate(length))
         self._torn = False
 
     def saved_bytes(self, sequence: int) -> int:
@@ -355,7 +355,7 @@ class TorchHFEngine:
 
     def _mend(self) -> None:
         for state in self._sequences.values():
-            state.mend()
+            state.drop_unpaired()
         self._pool.recount([state.held for state in self._sequences.values()])
         self._torn = False
 

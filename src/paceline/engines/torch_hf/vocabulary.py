@@ -45,11 +45,11 @@ def _byte_level(piece: str) -> bytes:
 
 
 def _sentencepiece(space: str, byte_fallback: bool) -> Callable[[str], bytes]:
-    def bytes_of(piece: str) -> bytes:
+    def to_bytes(piece: str) -> bytes:
         byte = _BYTE_TOKEN.fullmatch(piece) if byte_fallback else None
         return bytes([int(byte[1], 16)]) if byte else piece.replace(space, " ").encode()
 
-    return bytes_of
+    return to_bytes
 
 
 class TokenizerVocabulary:
@@ -216,7 +216,7 @@ class TokenizerVocabulary:
 
     def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         try:
-            token_ids = _ids_of(self._reader(parse_special), text, add_special, parse_special)
+            token_ids = _encode_ids(self._reader(parse_special), text, add_special, parse_special)
         except TypeError:
             # tokenizers takes only what is UTF-8, and calls anything else a wrong type.
             raise InputError("the text has half a surrogate pair; send valid Unicode") from None
@@ -229,7 +229,7 @@ class TokenizerVocabulary:
             with self._making:
                 reader = copy.deepcopy(self._tokenizer)
                 # What it has to set it sets now, while no other thread has it.
-                _ids_of(reader, "", False, parse_special)
+                _encode_ids(reader, "", False, parse_special)
                 self._readers[parse_special] = reader
         return reader
 
@@ -239,7 +239,7 @@ class TokenizerVocabulary:
         return special[: special.index(plain[0])] if plain and plain[0] in special else []
 
 
-def _ids_of(tokenizer: Any, text: str, add_special: bool, parse_special: bool) -> list[int]:
+def _encode_ids(tokenizer: Any, text: str, add_special: bool, parse_special: bool) -> list[int]:
     token_ids: list[int] = tokenizer.encode(
         text,
         add_special_tokens=add_special,
