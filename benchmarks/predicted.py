@@ -26,13 +26,13 @@ from paceline.bench.sessions import Answer, Engines, Session, wall_engines
 from paceline.bench.tasks import ends_early
 from paceline.bench.workloads import Task
 from paceline.cli.engines import opened
+from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.machine import machine
 from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.models.own_draft import OwnDraft
 from paceline.output import whole_file
 from paceline.pairs.candidate_report import verdict
 from paceline.pairs.examination import Diagnosis, Examiner

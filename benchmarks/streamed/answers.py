@@ -51,7 +51,7 @@ from paceline.bench.looping import loops
 from paceline.bench.workloads import FORCED_SUFFIX, WORKLOADS
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
-from paceline.models.own_draft import KEYWORD
+from paceline.models.cache import OWN_DRAFT
 from paceline.output import temporary_folder
 from paceline.planning.policies.fixed import MAX_DRAFT
 
@@ -75,7 +75,7 @@ def streamed_answers(
     rate: RateOption = None,
     draft: Annotated[
         str, typer.Option("--draft", help="self for a small copy of the target, or a file or a name.", metavar="MODEL")
-    ] = KEYWORD,
+    ] = OWN_DRAFT,
     tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of an answer.")] = 96,
     few: Annotated[int, typer.Option("--few", help="Tokens of an answer where each takes the same.")] = 8,
     workloads: Annotated[

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from benchmarks.streamed.box import Limits, command_in, device_of, drop_cached, groups, was_killed
 from paceline.cli import exits
+from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import EngineError, InputError
 from paceline.models.cache import CACHE_VARIABLE, drafts_folder, resolve
 from paceline.models.gguf_model import part_paths
-from paceline.models.own_draft import OwnDraft
 
 _ROOT: Final = Path(__file__).parents[2]
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 from paceline.chat.params import ChatParams
 from paceline.constraints import ConstraintCompiler, Source
+from paceline.conversion.own_draft import OwnDraft
 from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
@@ -34,7 +35,6 @@ from paceline.engines.memory import MemoryPlan
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.own_draft import OwnDraft
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.opening import open_pair
 from paceline.options import GenerateOptions, read_options

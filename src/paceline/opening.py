@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, own_draft
 from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import (
@@ -26,7 +27,6 @@ from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, 
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.description import describe
 from paceline.models.gguf_model import gguf_bytes
-from paceline.models.own_draft import OwnDraft, OwnDraftFile, own_draft
 from paceline.planning.costs.attention import OpenedModel, like_target, open_model
 from paceline.planning.costs.meter import Report
 from paceline.vocabularies.relation import relate_vocabularies

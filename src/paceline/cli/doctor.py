@@ -21,6 +21,7 @@ from paceline.cli.downloads import located, made
 from paceline.cli.interrupts import interrupts_held
 from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, with_options
 from paceline.comparison import Stopped
+from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
@@ -28,7 +29,6 @@ from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.cache import complete_model
 from paceline.models.description import ModelDescription, describe
-from paceline.models.own_draft import complete_draft
 from paceline.output import whole_file
 from paceline.pairs.candidate_report import CandidateReport, rank, report_of, verdict
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates

@@ -16,13 +16,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Column
 
 from paceline.cli.display import error_console
+from paceline.conversion.own_draft import OwnDraft, OwnDraftFile
 from paceline.engines.loading import ModelOptions, memory_limit
 from paceline.environment import ModelChoice
 from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_target
 from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
-from paceline.models.own_draft import OwnDraft, OwnDraftFile
 from paceline.sizes import size_text
 from paceline.terminal_text import printable_line
 
@@ -53,7 +53,7 @@ def located_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tu
     """Return how to run a target, the embedded one where none was named, and its draft model, if it has one.
 
     The draft, which is the smaller, is looked for before a target is fetched: what is wrong with its name is not told
-    at the end of a long download. One of the target's own (:mod:`paceline.models.own_draft`) is made if need be.
+    at the end of a long download. One of the target's own (:mod:`paceline.conversion.own_draft`) is made if need be.
 
     Args:
         models: the target, and how target and draft model run.

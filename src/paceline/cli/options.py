@@ -25,6 +25,7 @@ import typer
 
 from paceline.chat.params import ChatParams
 from paceline.cli.prompt import typed_text
+from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_texts, stood_for
 from paceline.core.params import wrap_seed
@@ -33,7 +34,6 @@ from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment
 from paceline.models.cache import complete_model
 from paceline.models.hub.asked import HubOptions
-from paceline.models.own_draft import complete_draft
 from paceline.options import REQUEST_PARTS, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy

@@ -1,1 +1,1 @@
-"""Models made of models: in another format, or at the cost of a larger shape."""
+"""Models made of models: in another format, at the cost of a larger shape, or smaller as a draft of their own."""

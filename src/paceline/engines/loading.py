@@ -22,8 +22,8 @@ from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range
 from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
+from paceline.models.cache import names_own_draft
 from paceline.models.description import describe
-from paceline.models.own_draft import OwnDraft
 from paceline.models.weight_files import check_model_folder
 from paceline.sizes import read_size
 from paceline.vocabularies.token_pairs import DRAFT_VOCABS, DraftVocab, check_pairs
@@ -307,7 +307,7 @@ class DraftOptions:
 
     Attributes:
         path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named. The text
-            ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.models.own_draft`).
+            ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.conversion.own_draft`).
         context_length: tokens it sees; 0 is all that it was made for. ``None`` is the target's, twice that where its
             drafts are translated, and no more than it was made for.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
@@ -415,15 +415,15 @@ class DraftOptions:
         ``dtype``) is left out.
 
         Raises:
-            InputError: no model is named, or a type that there is none of; or its own context is asked for, which it
-                does not say or is too short to draft in.
+            InputError: no model is named, or its own context is asked for, which it does not say or is too short to
+                draft in.
             CapabilityError: the draft's threads are given, and its engine has none of its own.
             ModelFileError: there is no such model.
         """
         if self.path is None:
             raise InputError("no draft model is named: give one (`draft`)")
         # What is quantised smaller is all else that its target is.
-        like = self.path if OwnDraft.parse(self.path) is None else target.path
+        like = target.path if names_own_draft(self.path) else self.path
         context_length = self.context_length
         if context_length == 0:
             context_length = own_context(like, "`DraftOptions.context_length`")

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from platformdirs import user_cache_path
 
@@ -30,6 +30,9 @@ model was quantised to means the one that is there."""
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that names another folder for what paceline keeps on this machine."""
+
+OWN_DRAFT: Final = "self"
+"""What a target's own draft is called where a draft model is named. A file of that name is ``./self``."""
 
 
 def models_folder() -> Path:
@@ -52,11 +55,16 @@ def models_folder() -> Path:
 
 
 def drafts_folder() -> Path:
-    """Return the folder of the drafts that were made of targets (:mod:`paceline.models.own_draft`).
+    """Return the folder of the drafts that were made of targets (:mod:`paceline.conversion.own_draft`).
 
     It lies beside :func:`models_folder`, whether or not it exists yet. Raises as that does.
     """
     return models_folder().with_name("drafts")
+
+
+def names_own_draft(name: object) -> TypeGuard[str]:
+    """Return whether the name of a draft model is that of the target's own, such as ``"self"`` or ``"self:Q4_0"``."""
+    return isinstance(name, str) and name.partition(":")[0] == OWN_DRAFT
 
 
 @dataclass(frozen=True, slots=True)

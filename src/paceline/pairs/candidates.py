@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError, ModelFileError
 from paceline.environment import in_flags
 from paceline.models.cache import named_models, resolve
 from paceline.models.description import ModelDescription, describe
 from paceline.models.gguf_model import is_later_part
-from paceline.models.own_draft import OwnDraft
 from paceline.sizes import size_text
 
 _DEEPEST: Final = 4

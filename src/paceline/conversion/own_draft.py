@@ -26,14 +26,11 @@ from typing import Final, TypeAlias
 import psutil
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.cache import CACHE_VARIABLE, complete_model, drafts_folder
+from paceline.models.cache import CACHE_VARIABLE, OWN_DRAFT, complete_model, drafts_folder, names_own_draft
 from paceline.models.fingerprints import fingerprint
 from paceline.models.gguf_model import model_name, read_gguf_model
 from paceline.output import check_room
 from paceline.sizes import size_text
-
-KEYWORD: Final = "self"
-"""What such a draft is called where a draft model is named. A file of that name is ``./self``."""
 
 MakeReport: TypeAlias = Callable[[int, int], None]
 """Hears how many bytes of how many there are, 0 of 0 until that is known.
@@ -80,8 +77,8 @@ class OwnDraft:
         known = self.file_type.upper()
         if known not in file_types():
             raise InputError(
-                f"{KEYWORD}:{self.file_type}: {self.file_type!r} is no type to quantise to; choose from "
-                f"{', '.join(file_types())}, or leave it to paceline with {KEYWORD}"
+                f"{OWN_DRAFT}:{self.file_type}: {self.file_type!r} is no type to quantise to; choose from "
+                f"{', '.join(file_types())}, or leave it to paceline with {OWN_DRAFT}"
             )
         object.__setattr__(self, "file_type", known)
 
@@ -96,10 +93,10 @@ class OwnDraft:
             InputError: as the class does.
             CapabilityError: a type is named, and llama.cpp cannot be loaded.
         """
-        if not isinstance(name, str):
+        if not names_own_draft(name):
             return None
-        keyword, colon, file_type = name.partition(":")
-        return cls(file_type if colon else None) if keyword == KEYWORD else None
+        _, colon, file_type = name.partition(":")
+        return cls(file_type if colon else None)
 
     def of(self, target: Path) -> OwnDraftFile:
         """Return the draft of a target; it may have to be made.
@@ -113,7 +110,7 @@ class OwnDraft:
         """
         if target.is_dir():
             raise ModelFileError(
-                f"a draft of its own (`draft={KEYWORD!r}`) is quantised from a GGUF file, and {target} is a folder: "
+                f"a draft of its own (`draft={OWN_DRAFT!r}`) is quantised from a GGUF file, and {target} is a folder: "
                 f"convert it with paceline convert {target} model.gguf, or name another draft model"
             )
         model = read_gguf_model(target)
@@ -152,7 +149,7 @@ class OwnDraftFile:
     @property
     def name(self) -> str:
         """What it is called where a draft model is named."""
-        return f"{KEYWORD}:{self.file_type}"
+        return f"{OWN_DRAFT}:{self.file_type}"
 
     def is_there(self) -> bool:
         """Return whether it is made, and whole by what its header says."""
@@ -221,12 +218,12 @@ class OwnDraftFile:
             raise InputError(
                 f"{self.target} in {self.file_type} has {size_text(num_bytes)}, and the target has "
                 f"{size_text(self.target_bytes)}: a draft has to be smaller; take a smaller type, such as "
-                f"{KEYWORD}:Q2_K, or name another draft model"
+                f"{OWN_DRAFT}:Q2_K, or name another draft model"
             )
         check_room(
             self.path,
             num_bytes,
-            way_out=f"take a smaller type, such as {KEYWORD}:Q2_K, or set {CACHE_VARIABLE} to another disk",
+            way_out=f"take a smaller type, such as {OWN_DRAFT}:Q2_K, or set {CACHE_VARIABLE} to another disk",
         )
         if report is not None:
             report(0, num_bytes)
@@ -256,7 +253,7 @@ def own_draft(target: Path, file_type: str | None = None, *, report: Callable[[f
 
 def complete_draft(incomplete: str) -> list[str]:
     """Return what begins with ``incomplete`` and stands for a draft model, as ``complete_model`` does for any model."""
-    return [name for name in (KEYWORD,) if name.startswith(incomplete)] + complete_model(incomplete)
+    return [name for name in (OWN_DRAFT,) if name.startswith(incomplete)] + complete_model(incomplete)
 
 
 def _chosen_type(target: Path, bits: float) -> str:
@@ -267,7 +264,7 @@ def _chosen_type(target: Path, bits: float) -> str:
         return "Q2_K"
     raise InputError(
         f"{target} has {bits:.1f} bits a weight already, and a copy that is much smaller would draft badly: name "
-        f"another draft model than {KEYWORD}, or none; {KEYWORD}:TYPE takes a type all the same"
+        f"another draft model than {OWN_DRAFT}, or none; {OWN_DRAFT}:TYPE takes a type all the same"
     )
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import paceline
+from paceline.conversion.own_draft import OwnDraft, complete_draft, own_draft
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import quantize_apart, quantize_gguf
 from paceline.engines.loading import DraftOptions, ModelOptions
@@ -22,7 +23,7 @@ from paceline.models.cache import drafts_folder, named_models, remove, resolve
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import read_gguf_model
-from paceline.models.own_draft import OwnDraft, complete_draft, own_draft
+from paceline.opening import open_pair
 from tests.models.helpers import edited_gguf, split_gguf, write_folder, write_gguf
 from tests.timing import WAIT_S
 
@@ -276,7 +277,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from paceline.engines.llama_cpp import quantize_apart
-from paceline.models.own_draft import own_draft
+from paceline.conversion.own_draft import own_draft
 
 start = quantize_apart.subprocess.Popen
 def noted(*arguments, **options):
@@ -407,4 +408,4 @@ def test_its_options_beside_a_target_are_those_of_that_target() -> None:
     beside = DraftOptions("self", context_length=0, threads=1).beside(target)
     assert (beside.path, beside.context_length, beside.threads) == ("self", 4096, 1)
     with pytest.raises(InputError, match="is no type to quantise to"):
-        DraftOptions("self:Q9").beside(target)
+        open_pair(target, DraftOptions("self:Q9").beside(target))
