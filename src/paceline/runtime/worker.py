@@ -40,14 +40,24 @@ from paceline.engines.waited_for import is_waited_for
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from paceline.runtime.loop_driver import LoopDriver
-
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 CLOSED: Final = "this model is closed: load it again"
 """What a ``ClosedError`` says, wherever it is found out."""
+
+
+class Rounds(Protocol):
+    """What has rounds to be made, such as a decoding loop with requests."""
+
+    def make_round(self) -> None:
+        """Make a round, and hand out what came of it."""
+        ...
+
+    def cancel_all(self) -> None:
+        """End all requests, as no round is made any more."""
+        ...
 
 
 class Note(Protocol):
@@ -160,7 +170,7 @@ class _WorkerState:
 
     def __init__(self, name: str) -> None:
         self.inbox: queue.SimpleQueue[Note] = queue.SimpleQueue()
-        self.busy: dict[LoopDriver, None] = {}
+        self.busy: dict[Rounds, None] = {}
         self.waking: dict[AbstractEventLoop, list[Callable[[], object]]] = {}
         self.leaving = False
         self.ended = False
@@ -348,11 +358,11 @@ class Worker:
         else:
             state.waking.setdefault(loop, []).append(call)
 
-    def start_rounds(self, driver: LoopDriver) -> None:
+    def start_rounds(self, driver: Rounds) -> None:
         """Make rounds of a loop until :meth:`stop_rounds`; on the engine's thread only."""
         self._state.busy[driver] = None
 
-    def stop_rounds(self, driver: LoopDriver) -> None:
+    def stop_rounds(self, driver: Rounds) -> None:
         """Make no more rounds of a loop; on the engine's thread only."""
         self._state.busy.pop(driver, None)
 
