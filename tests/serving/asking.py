@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serving.auth import get_namespace
 from paceline.serving.connections import AcceptingServer
-from paceline.serving.logs import get_request_id
 from paceline.serving.security import SecuritySettings, socket_options, with_security
 from tests.timing import WAIT_S
 
@@ -38,7 +37,7 @@ class Echo:
         assert not message["more_body"]
         self.scopes.append(scope)
         self.bodies.append(message["body"])
-        facts = {"namespace": get_namespace(scope), "id": get_request_id(scope), "bytes": len(message["body"])}
+        facts = {"namespace": get_namespace(scope), "id": scope["state"]["request_id"], "bytes": len(message["body"])}
         await answer(send, json.dumps(facts).encode())
 
 

@@ -17,7 +17,6 @@ import uvicorn
 import paceline
 from paceline.chat.params import ChatParams
 from paceline.chat.sources import find_template
-from paceline.cli.serve import _security
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions
@@ -26,7 +25,7 @@ from paceline.serving.app import create_app
 from paceline.serving.connections import AcceptingServer
 from paceline.serving.deployment import bind, server_url
 from paceline.serving.model_host import ModelHost, ServedModel
-from paceline.serving.security import socket_options
+from paceline.serving.security import SecuritySettings, socket_options
 from paceline.serving.server import Server
 from tests.chat.conversing import CHATML
 from tests.serving.scripted import scripted_model
@@ -153,7 +152,7 @@ def hosted(
 
     host = ModelHost(lambda report: load(), on_ready=on_ready)
     server = Server(host, options)
-    security = _security(options)
+    security = SecuritySettings.from_options(options)
     (listener,) = bind(["127.0.0.1"], 0)
     config = uvicorn.Config(create_app(server, security), log_config=None, lifespan="off", **socket_options(security))
     web = AcceptingServer(config, security)

@@ -41,7 +41,6 @@ from paceline.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from paceline.serving.model_host import ServedModel
-    from paceline.serving.security import SecuritySettings
 
 DEFAULT_PARALLEL: Final = 4
 """Requests that are answered at once where nobody says how many, as in llama-server."""
@@ -117,6 +116,7 @@ def serve(
     from paceline.serving.deployment import listening, run, server_url
     from paceline.serving.logs import logging_to_stderr
     from paceline.serving.model_host import ModelHost
+    from paceline.serving.security import SecuritySettings
     from paceline.serving.server import Server
 
     console = error_console()
@@ -125,7 +125,7 @@ def serve(
         console.print(remark, style="dim", markup=False)
     refuse_given(context, {"forget": "is of paceline chat: clients send the turns that they want answered"})
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
-    security = _security(options)
+    security = SecuritySettings.from_options(options)
     with listening(options.host, options.port) as sockets:
         urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
@@ -241,30 +241,6 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
             draft = replace(draft, context_length=target.context_length)
         draft = replace(draft, max_sequences=parallel)
     return FoundModels(target, draft)
-
-
-def _security(options: ServerOptions) -> SecuritySettings:
-    from paceline.serving.auth import ApiKeys
-    from paceline.serving.origins import CorsPolicy
-    from paceline.serving.page import page_paths
-    from paceline.serving.security import HEALTH_PATHS, POLLED_PATHS, SecuritySettings, TlsFiles
-
-    key, certificate = (None if name is None else Path(name) for name in (options.ssl_key_file, options.ssl_cert_file))
-    file = None if options.api_key_file is None else Path(options.api_key_file)
-    public = {f"{options.prefix}{path}" for path in (*HEALTH_PATHS, *page_paths())}
-    quiet = {f"{options.prefix}{path}" for path in POLLED_PATHS}
-    return SecuritySettings(
-        hosts=options.host,
-        keys=ApiKeys.from_options([",".join(options.api_key)] if options.api_key else [], [file] if file else []),
-        allowed_hosts=options.allowed_hosts,
-        cors=CorsPolicy(options.cors_origins),
-        public_paths=frozenset(public),
-        quiet_paths=frozenset(quiet),
-        tls=TlsFiles.from_options(key, certificate),
-        max_body_bytes=options.max_body << 20,
-        body_timeout_s=options.read_s,
-        read_timeout_s=options.read_s,
-    )
 
 
 def _how(served: ServedModel) -> str:

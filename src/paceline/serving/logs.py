@@ -88,12 +88,6 @@ class RequestLog:
             )
 
 
-def get_request_id(scope: Scope) -> str:
-    """Return the id of a request, which its answer has as ``x-request-id``."""
-    request_id: str = scope["state"]["request_id"]
-    return request_id
-
-
 _MAX: Final = 3
 """Lines of one kind in a second. What a client brings about again and again would fill the disk."""
 

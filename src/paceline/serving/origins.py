@@ -104,15 +104,6 @@ class CorsPolicy:
                     "https://chat.example.org, or 'localhost' or '*'"
                 )
 
-    @classmethod
-    def from_list(cls, value: str) -> CorsPolicy:
-        """Return the policy for origins with commas between them, as ``--cors-origins`` has them.
-
-        Raises:
-            InputError: one of them is not an origin.
-        """
-        return cls(tuple(origin.strip() for origin in value.split(",") if origin.strip()))
-
     def allows(self, origin: str) -> bool:
         """Return whether a page of this origin may read answers."""
         if ANY_ORIGIN in self.origins or (LOOPBACK_ORIGINS in self.origins and _is_loopback_origin(origin)):

@@ -28,6 +28,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
+from paceline.server_options import ServerOptions
 from paceline.serving.auth import ApiKeys, KeyCheck
 from paceline.serving.errors import RefusedError, error_response
 from paceline.serving.http_protocol import LINGER_S, protocol_with_limits
@@ -45,6 +46,7 @@ from paceline.serving.origins import (
     open_warning,
     plain_name,
 )
+from paceline.serving.page import page_paths
 
 Refused: TypeAlias = Callable[[int, str], None]
 """Hears of a refusal: its status, and the type of error in its body."""
@@ -106,6 +108,30 @@ class SecuritySettings:
                 raise InputError(
                     f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
                 )
+
+    @classmethod
+    def from_options(cls, options: ServerOptions) -> SecuritySettings:
+        """Return what the options of a server come to.
+
+        Raises:
+            InputError: a file cannot be read, or a value cannot be used.
+        """
+        key, certificate, key_file = (
+            None if name is None else Path(name)
+            for name in (options.ssl_key_file, options.ssl_cert_file, options.api_key_file)
+        )
+        return cls(
+            hosts=options.host,
+            keys=ApiKeys.from_options([",".join(options.api_key)] if options.api_key else [], filter(None, [key_file])),
+            allowed_hosts=options.allowed_hosts,
+            cors=CorsPolicy(options.cors_origins),
+            public_paths=frozenset(f"{options.prefix}{path}" for path in (*HEALTH_PATHS, *page_paths())),
+            quiet_paths=frozenset(f"{options.prefix}{path}" for path in POLLED_PATHS),
+            tls=TlsFiles.from_options(key, certificate),
+            max_body_bytes=options.max_body << 20,
+            body_timeout_s=options.read_s,
+            read_timeout_s=options.read_s,
+        )
 
     def warnings(self) -> list[str]:
         """Return the lines that warn of a server that more can use than one may think."""
