@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def told(
     draft: ModelDescription = DRAFT,
     target: ModelDescription = LARGE,
     profile: CostProfile | None = None,
+    left_out: Sequence[str] = (),
     **options: Any,
 ) -> str:
     share = {ALL: Ratio(accepted, None, 10, 4)}
@@ -72,12 +74,20 @@ def told(
         Agreement(share, share, share),
         prediction=prediction,
         profile=profile,
+        left_out=left_out,
     )
     return "\n".join(advice_of(diagnosis, target, **options))
 
 
 def test_nothing_is_advised_where_nothing_is_to_be_said() -> None:
     assert told(predicted(1.5)) == ""
+
+
+def test_what_there_was_no_time_for_is_said() -> None:
+    said = told(predicted(1.5), left_out=["calibrating by short answers", "2 of 4 answers"])
+    assert said == "there was no time for calibrating by short answers and 2 of 4 answers: raise --budget-s"
+    said = told(dataclasses.replace(predicted(1.5), tokens=15), left_out=["3 of 4 answers"])
+    assert said == "there was no time for 3 of 4 answers; 15 tokens are too few to tell: raise --budget-s"
 
 
 def test_a_quant_of_a_small_quant_cannot_pay() -> None:

@@ -51,6 +51,9 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
         if fitting is not None and not fitting.fits and fitting.alignment is not None:
             yield "choose a draft of the target's family, or none: --drafters suffix,lookup take no model"
         return
+    if diagnosis.left_out:
+        few = f"; {prediction.tokens} tokens are too few to tell" if prediction.has_too_few_tokens else ""
+        yield f"there was no time for {' and '.join(diagnosis.left_out)}{few}: raise --budget-s"
     accepted = None if agreement is None else agreement.coupled[ALL].value
     cost, most = prediction.draft_cost, prediction.break_even
     pays = prediction.pays
@@ -64,10 +67,11 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
             f"reads {draft.num_bytes / target.num_bytes:.0%} of the same bytes for every token it drafts"
         )
     if prediction.has_too_few_tokens:
-        yield (
-            f"the target's answers are too short to tell ({prediction.tokens} tokens): give texts that it has more to "
-            "say to (--text), sample them (--temp 0.8), or raise --budget-s"
-        )
+        if not diagnosis.left_out:
+            yield (
+                f"the target's answers are too short to tell ({prediction.tokens} tokens): give texts that it has more "
+                "to say to (--text), sample them (--temp 0.8), or raise --budget-s"
+            )
         return
     if not pays and prediction.gains_by_static:
         yield (

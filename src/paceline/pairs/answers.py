@@ -108,7 +108,7 @@ class Answers:
             tasks: in the order of their use.
             count: answers that are wanted.
             stopped: whether the user wants no more.
-            in_time: whether there is time to write another, once there is one.
+            in_time: whether there is time to write another, once one was written.
             report: told how many there are.
 
         Raises:
@@ -116,14 +116,16 @@ class Answers:
         """
         self._load()
         found: list[Written] = []
+        has_tried = False
         with Session(engines, [], NO_SPECULATION) as session:
             for task in tasks:
                 if len(found) == count:
                     break
                 kept, passes_s = self._known.get(_name(task)), None
                 if kept is None or not kept.serves(task):
-                    if found and not in_time():
+                    if has_tried and not in_time():
                         continue
+                    has_tried = True
                     kept, passes_s = self._answer(session, task, stopped)
                     self._known[_name(task)] = kept
                     self._store()

@@ -9,6 +9,7 @@
     (kept)           (kept)
 
 How many answers of what length, and how deep drafts are recorded, follows from the profile and the time there is.
+Before each step it is asked again whether there is time for it; what there was none for is left out, and said.
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ from paceline.pairs.agreement import Agreement, agreement_of, survival_of
 from paceline.pairs.answers import Answers, Written
 from paceline.pairs.fitting import Fitting, fitting_of
 from paceline.pairs.measures import ALL, Depth
-from paceline.pairs.prediction import ALL_DRAFTERS, CALIBRATION_TOKENS, DRAFT, Prediction, calibrated, predict
+from paceline.pairs.prediction import (
+    ALL_DRAFTERS,
+    CALIBRATION_TOKENS,
+    DRAFT,
+    LiveCosts,
+    Prediction,
+    calibrated,
+    predict,
+)
 from paceline.pairs.reading import MAX_CHUNK
 from paceline.pairs.samples import PROMPT_TOKENS, Sample, tasks_of
 from paceline.planning.costs.meter import ProfilingBudget
@@ -59,9 +68,13 @@ _SHAPES: Final = (
     *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 64, 12), (12, 48, 12), (12, 48, 8), (8, 48, 8)),
     *((8, 48, 5), (4, 64, 8), (4, 48, 8), (4, 48, 5), (4, 48, 4), (4, 40, 4), (4, 32, 4), (4, 24, 4)),
 )
-"""Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken, else the last.
+"""Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken.
 Texts tell more than tokens, as what follows within one goes together. Answers are longer than their prompts, as the
 draft model reads a prompt once; and a draft so dear that its levels do not fit is seldom worth many of them."""
+_FEWEST: Final = 4
+"""Answers below which it is said that there was no time for more."""
+_LAST_SHAPES: Final = ((4, 24, 4), (3, 24, 4), (2, 24, 4), (1, 24, 4), (1, 16, 4))
+"""What is tried without calibration, which tells little of a machine so slow; the last is taken where nothing fits."""
 _REPLAYS: Final = 21
 """Replays of a recording."""
 _REPLAY_TOKEN_S: Final = 5e-4
@@ -95,6 +108,7 @@ class Diagnosis:
         survival: of the draft's chains by depth, by kind of text; empty where it was not drafted with.
         prediction: what drafting gains; ``None`` where it was not drafted with.
         profile: what passes of both models cost; ``None`` where these were not opened.
+        left_out: what there was no time for.
         error: why it was not drafted with, in a line; ``None`` where it was.
         took_s: seconds that it took.
     """
@@ -106,6 +120,7 @@ class Diagnosis:
     survival: Mapping[str, Sequence[Depth]] = dataclasses.field(default_factory=dict)
     prediction: Prediction | None = None
     profile: CostProfile | None = None
+    left_out: Sequence[str] = ()
     error: str | None = None
     took_s: float = 0.0
 
@@ -189,24 +204,37 @@ class Examiner:
                 draft_map=draft.draft_map,
             )
             profile = worker.call(lambda: self._profile(engines, pair))
-            plan = self._plan(engines, profile, ends_s - time.monotonic())
-            written = self._written(engines, plan, ends_s)
-            recordings = [
-                self._recorded(engines, each, plan.depth, index / len(written)) for index, each in enumerate(written)
-            ]
+            steps = StepSeconds(profile, engines.target.vocabulary.size, self._calibration_tokens(profile))
+            plan = plan_of(
+                steps, ends_s - time.monotonic(), lambda texts, tokens: self._missing(engines, texts, tokens)
+            )
+            written, is_late = self._written(engines, plan, steps, ends_s)
+            recordings: list[Recording] = []
+            for each in written:
+                needed_s = steps.text_s(len(each.token_ids), plan.depth)
+                if recordings and time.monotonic() + needed_s > ends_s:
+                    is_late = True
+                    break
+                recordings.append(self._recorded(engines, each, plan.depth, len(recordings) / len(written)))
+            written = written[: len(recordings)]
             relation = found.fitting.relation if found.fitting else None
             self._say("comparing what both would say", 0.75)
             agreement = worker.call(lambda: self._agreement(engines, written, relation))
-            self._say("calibrating by three short answers", 0.8)
-            costs = calibrated(
-                engines,
-                profile,
-                written,
-                recordings,
-                self._temperature,
-                self._stopped,
-                most_tokens=self._calibration_tokens(profile),
-            )
+            replays_s = steps.replays_s(sum(len(each.token_ids) for each in written))
+            calibrates = plan.calibrates and time.monotonic() + steps.calibration_s + replays_s <= ends_s
+            if calibrates:
+                self._say("calibrating by three short answers", 0.8)
+                costs = calibrated(
+                    engines,
+                    profile,
+                    written,
+                    recordings,
+                    self._temperature,
+                    self._stopped,
+                    most_tokens=self._calibration_tokens(profile),
+                )
+            else:
+                costs = LiveCosts(profile)
         kinds = [each.task.workload for each in written]
         survival = survival_of(recordings, DRAFT, kinds)
         replayed = 0
@@ -217,8 +245,17 @@ class Examiner:
             self._say("replaying", 0.85 + 0.15 * min(replayed / _REPLAYS, 1.0))
 
         prediction = predict(recordings, kinds, survival[ALL], costs, advance)
+        left_out = [] if calibrates else ["calibrating by short answers"]
+        fewest = min(_FEWEST, len(self._samples))
+        if len(written) < fewest and (is_late or plan.texts < fewest):
+            left_out.append(f"{fewest - len(written)} of {fewest} answers")
         return dataclasses.replace(
-            found, agreement=agreement, survival=survival, prediction=prediction, profile=profile
+            found,
+            agreement=agreement,
+            survival=survival,
+            prediction=prediction,
+            profile=profile,
+            left_out=left_out,
         )
 
     def _profile(self, engines: Engines, pair: OpenedPair) -> CostProfile:
@@ -234,25 +271,9 @@ class Examiner:
             report=lambda share: self._say("measuring what passes cost", 0.05 + 0.15 * share),
         ).profile
 
-    def _plan(self, engines: Engines, profile: CostProfile, left_s: float) -> _Plan:
-        """Return the most that is forecast to fit into the time there is; the least where nothing does."""
-        widest = profile.target.widest
-        prompt_s = PROMPT_TOKENS * profile.round_s(widest) / widest
-        calibration_s = _CALIBRATION_ROUNDS * self._calibration_tokens(profile) * profile.round_s(1)
-        plan = _Plan(*_SHAPES[-1])
-        for shape in _SHAPES:
-            plan = _Plan(*shape)
-            missing = self._answers.missing(self._tasks(engines, plan.tokens), plan.texts)
-            answers_s = missing * (prompt_s + plan.tokens * (profile.round_s(1) + profile.sampling_row_s))
-            place_s = (
-                (plan.depth + 1) * (profile.draft_s() + _LEVEL_S)
-                + _COMPARE_S
-                + _COMPARE_ID_S * engines.target.vocabulary.size
-                + _REPLAYS * _REPLAY_TOKEN_S
-            )
-            if answers_s + plan.texts * plan.tokens * place_s + calibration_s + prompt_s <= _USABLE * left_s:
-                break
-        return plan
+    def _missing(self, engines: Engines, texts: int, tokens: int) -> int:
+        """Return how many of so many answers are still to be written."""
+        return self._answers.missing(self._tasks(engines, tokens), texts)
 
     def _calibration_tokens(self, profile: CostProfile) -> int:
         """Return how many tokens the short live answers have, so that a slow machine is done in time."""
@@ -268,24 +289,33 @@ class Examiner:
             seed=self._seed,
         )
 
-    def _written(self, engines: Engines, plan: _Plan, ends_s: float) -> list[Written]:
+    def _written(self, engines: Engines, plan: Plan, steps: StepSeconds, ends_s: float) -> tuple[list[Written], bool]:
+        """Return answers, and whether there was no time for all of them."""
         tasks = self._tasks(engines, plan.tokens)
-        latest_s = ends_s - (1 - _ANSWERING_SHARE) * self._budget_s
+        latest_s = ends_s - (1 - _ANSWERING_SHARE) * self._budget_s - steps.answer_s(plan.tokens)
+        is_late = False
+
+        def in_time() -> bool:
+            nonlocal is_late
+            is_late = time.monotonic() > latest_s
+            return not is_late
+
         self._say("the target answers", 0.2)
         written = self._answers.write(
             engines,
             tasks,
             plan.texts,
             stopped=self._stopped,
-            in_time=lambda: time.monotonic() < latest_s,
+            in_time=in_time,
             report=lambda count: self._say("the target answers", 0.2 + 0.3 * count / plan.texts),
         )
         if not written:
+            which = "the answers that there was time for" if is_late else f"{len(tasks)} answers of the target"
             raise NoAnswerError(
-                f"none of {len(tasks)} answers of the target says anything, as they loop or end at once: sample them "
-                "(--temp 0.8), or give another text (--text)"
+                f"none of {which} says anything, as they loop or end at once: sample them (--temp 0.8), or give "
+                "another text (--text)"
             )
-        return written
+        return written, is_late
 
     def _recorded(self, engines: Engines, written: Written, depth: int, done: float) -> Recording:
         self._say("recording drafts", 0.5 + 0.25 * done)
@@ -341,18 +371,76 @@ class NoAnswerError(PacelineError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """How much is looked at.
 
     Attributes:
         texts: answers.
         tokens: of each, at most.
         depth: of recorded drafts.
+        calibrates: whether short live answers say what the loop takes beside passes.
     """
 
     texts: int
     tokens: int
     depth: int
+    calibrates: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """What the steps of an examination will take, by what passes were measured to take.
+
+    Attributes:
+        profile: of both models.
+        vocabulary_size: of the target.
+        calibration_tokens: of each live answer.
+    """
+
+    profile: CostProfile
+    vocabulary_size: int
+    calibration_tokens: int
+
+    @property
+    def prompt_s(self) -> float:
+        """Seconds of reading a prompt."""
+        widest = self.profile.target.widest
+        return PROMPT_TOKENS * self.profile.round_s(widest) / widest
+
+    @property
+    def calibration_s(self) -> float:
+        """Seconds of all live answers."""
+        return _CALIBRATION_ROUNDS * self.calibration_tokens * self.profile.round_s(1) + self.prompt_s
+
+    def answer_s(self, tokens: int) -> float:
+        """Return the seconds of an answer of the target."""
+        return self.prompt_s + tokens * (self.profile.round_s(1) + self.profile.sampling_row_s)
+
+    def replays_s(self, tokens: int) -> float:
+        """Return the seconds of replaying answers of so many tokens together."""
+        return tokens * _REPLAYS * _REPLAY_TOKEN_S
+
+    def text_s(self, tokens: int, depth: int) -> float:
+        """Return the seconds of all that is done with an answer once it is written."""
+        place_s = (depth + 1) * (self.profile.draft_s() + _LEVEL_S) + _COMPARE_S + _COMPARE_ID_S * self.vocabulary_size
+        return tokens * place_s + self.replays_s(tokens)
+
+
+def plan_of(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int]) -> Plan:
+    """Return the most that is forecast to fit into the time there is; the least where nothing does.
+
+    Args:
+        steps: what they will take.
+        left_s: the time there is.
+        missing: says how many of so many answers of so many tokens are still to be written.
+    """
+    plans = [*(Plan(*shape) for shape in _SHAPES), *(Plan(*shape, calibrates=False) for shape in _LAST_SHAPES)]
+    for plan in plans:
+        needed_s = missing(plan.texts, plan.tokens) * steps.answer_s(plan.tokens)
+        needed_s += plan.texts * steps.text_s(plan.tokens, plan.depth)
+        if needed_s + plan.calibrates * steps.calibration_s <= _USABLE * left_s:
+            return plan
+    return plans[-1]
 
 
 @contextmanager
