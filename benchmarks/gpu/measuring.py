@@ -100,13 +100,20 @@ def _laps(model: Model, count: int, tokens: int, until_s: float) -> Iterator[dic
         names = names[lap % len(names) :] + names[: lap % len(names)]
         chosen = [prompts[(lap * count + request) % len(prompts)] for request in range(count)]
         runs = {name: _run(model, chosen, tokens, lap, variants[name]) for name in names}
-        now_s = time.monotonic()
-        is_last = lap == _MAX_LAPS or now_s + (now_s - began_s) > until_s
-        # New shapes are recorded in the first, so it is counted only where there is no time for another.
+        is_last = _is_last(lap, began_s, until_s)
         if lap or is_last:
             yield {name: runs[name] for name in variants}
         if is_last:
             return
+
+
+def _is_last(lap: int, began_s: float, until_s: float) -> bool:
+    """Return whether there is no time for another lap.
+
+    New shapes are recorded in the first, so that one is counted only where it is the last.
+    """
+    now_s = time.monotonic()
+    return lap == _MAX_LAPS or now_s + (now_s - began_s) > until_s
 
 
 def _run(model: Model, prompts: Sequence[str], tokens: int, lap: int, variant: GenerateOptions) -> Run:
@@ -216,12 +223,14 @@ def generate(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     plain, ratios = [], []
     for lap, text in enumerate(itertools.cycle(heldout("code"))):
+        began_s = time.monotonic()
         prompt = tokenizer(text[:_PROMPT_CHARACTERS], return_tensors="pt").to(device)
         alone, assisted = per_second(prompt, lap), per_second(prompt, lap, assistant_model=draft)
-        if lap:
+        is_last = _is_last(lap, began_s, until_s)
+        if lap or is_last:
             plain.append(alone)
             ratios.append(assisted / alone)
-        if ratios and (len(ratios) >= _MAX_LAPS or time.monotonic() >= until_s):
+        if is_last:
             break
     yield {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
