@@ -11,7 +11,7 @@ import pytest
 from paceline.core.tree import Evidence
 from paceline.planning.auto.calibration import (
     Calibration,
-    Company,
+    CoProposals,
     GrammarFeatures,
     MarginFeatures,
     MatchFeatures,
@@ -142,11 +142,11 @@ def test_what_a_grammar_forces_is_believed_more_than_habits_until_shown_otherwis
 def test_what_company_means_is_learned_for_each_kind() -> None:
     calibration, seen, rng = Calibration(MatchFeatures()), Evidence(match_length=4, count=1), random.Random(0)
     for _ in range(2000):
-        company = Company(lookups=rng.random() < 0.5, models=rng.random() < 0.5)
-        calibration.observe(REQUEST, seen, 1, rng.random() < (0.9 if company.models else 0.1), company)
+        co_proposals = CoProposals(lookups=rng.random() < 0.5, models=rng.random() < 0.5)
+        calibration.observe(REQUEST, seen, 1, rng.random() < (0.9 if co_proposals.models else 0.1), co_proposals)
     for lookups in (True, False):
         for models, right in ((True, 0.9), (False, 0.1)):
-            chance = calibration.chance(REQUEST, seen, 1, Company(lookups, models))
+            chance = calibration.chance(REQUEST, seen, 1, CoProposals(lookups, models))
             assert chance == pytest.approx(right, abs=0.15)
 
 

@@ -192,7 +192,7 @@ class GrammarFeatures:
         return (1 if evidence.match_length else 2, 1.0), (3, math.log(share / (1.0 - share))), at_depth
 
 
-class Company(NamedTuple):
+class CoProposals(NamedTuple):
     """Whether others' first choices are what a drafter proposes first; ``None`` where none of that kind proposes.
 
     Attributes:
@@ -204,8 +204,8 @@ class Company(NamedTuple):
     models: bool | None = None
 
 
-ALONE: Final = Company()
-_COMPANY_PRIORS: Final[Mapping[bool, Prior]] = {True: Prior(1.5, 0.5, 0.001), False: Prior(-1.0, 0.5, 0.001)}
+SOLO: Final = CoProposals()
+_CO_PROPOSAL_PRIORS: Final[Mapping[bool, Prior]] = {True: Prior(1.5, 0.5, 0.001), False: Prior(-1.0, 0.5, 0.001)}
 
 
 class Calibration:
@@ -219,8 +219,10 @@ class Calibration:
     def __init__(self, features: Features, offset: Prior = Prior(0.0, 0.5, 0.003)) -> None:
         self._features = features
         self._weights = [_Weight(prior) for prior in features.priors()]
-        # Learned for each kind of company: lookups read the same text, so that one agrees with another may say little.
-        self._company = [{agrees: _Weight(prior) for agrees, prior in _COMPANY_PRIORS.items()} for _ in Company._fields]
+        # Learned for each kind: lookups read the same text, so that one agrees with another may say little.
+        self._co_proposals = [
+            {agrees: _Weight(prior) for agrees, prior in _CO_PROPOSAL_PRIORS.items()} for _ in CoProposals._fields
+        ]
         self._offset_prior = offset
         self._offsets: dict[int, _Weight] = {}
         self.reliability = Reliability()
@@ -249,19 +251,19 @@ class Calibration:
         """Forget a request; what it taught about all requests stays."""
         self._offsets.pop(request_id, None)
 
-    def belief(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> Belief:
+    def belief(self, request_id: int, evidence: Evidence, depth: int, co_proposals: CoProposals = SOLO) -> Belief:
         """Return what is believed of a draft at ``depth``, given that everything above it is accepted."""
-        return self._believe(self._features.inputs(evidence, depth), self._collect_offsets(request_id, company))
+        return self._believe(self._features.inputs(evidence, depth), self._collect_offsets(request_id, co_proposals))
 
-    def chance(self, request_id: int, evidence: Evidence, depth: int, company: Company = ALONE) -> float:
+    def chance(self, request_id: int, evidence: Evidence, depth: int, co_proposals: CoProposals = SOLO) -> float:
         """Return the :func:`probability` of :meth:`belief`."""
-        return probability(self.belief(request_id, evidence, depth, company))
+        return probability(self.belief(request_id, evidence, depth, co_proposals))
 
     def observe(
-        self, request_id: int, evidence: Evidence, depth: int, accepted: bool, company: Company = ALONE
+        self, request_id: int, evidence: Evidence, depth: int, accepted: bool, co_proposals: CoProposals = SOLO
     ) -> None:
         """Learn from one verdict, of a draft whose predecessors were all accepted."""
-        inputs, offsets = self._features.inputs(evidence, depth), self._collect_offsets(request_id, company)
+        inputs, offsets = self._features.inputs(evidence, depth), self._collect_offsets(request_id, co_proposals)
         belief = self._believe(inputs, offsets)
         chance, variance = probability(belief), belief[1]
         self.reliability.add(chance, accepted)
@@ -278,7 +280,7 @@ class Calibration:
 
     def _common(self) -> list[_Weight]:
         """Return the weights that are common to all requests."""
-        return self._weights + [weight for of_kind in self._company for weight in of_kind.values()]
+        return self._weights + [weight for of_kind in self._co_proposals for weight in of_kind.values()]
 
     def _believe(self, inputs: Inputs, offsets: list[_Weight]) -> Belief:
         # Asked of every proposal of every round, so this makes no lists of its own.
@@ -293,13 +295,13 @@ class Calibration:
             variance += weight.variance
         return min(max(mean, -_LOGIT_LIMIT), _LOGIT_LIMIT), variance
 
-    def _collect_offsets(self, request_id: int, company: Company) -> list[_Weight]:
+    def _collect_offsets(self, request_id: int, co_proposals: CoProposals) -> list[_Weight]:
         """Return the weights that have a say whatever the evidence is, with an input of 1."""
         offsets = []
-        if company is not ALONE:
-            for kind, agrees in enumerate(company):
+        if co_proposals is not SOLO:
+            for kind, agrees in enumerate(co_proposals):
                 if agrees is not None:
-                    offsets.append(self._company[kind][agrees])
+                    offsets.append(self._co_proposals[kind][agrees])
         own = self._offsets.get(request_id)
         if own is not None:
             offsets.append(own)

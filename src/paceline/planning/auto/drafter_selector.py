@@ -35,7 +35,7 @@ _WARM_UP_ROUNDS: Final = 8
 """Rounds of a request in which every drafter is asked, as far as :data:`WARM_UP_SHARE` allows."""
 
 _OF_NOTE: Final = 0.3
-"""Chance of the likeliest token drafted so far from which on another drafter is asked beside something, not alone."""
+"""Chance of the likeliest token drafted so far from which on another drafter is asked beside a co-proposal."""
 
 _CAUGHT_UP: Final = 8
 """Unread tokens that a model reads along with a level: a pass so narrow takes hardly longer than one of one row."""
@@ -380,7 +380,7 @@ class DrafterSelector:
         front = Front(None, 1.0, state.forecasts[name].ahead(None, self._draft_max), others(plan, ROOT))
         ahead = max(
             planned.value_ahead([front], standing.gained, len(standing.kept), 1),
-            planned.value_ahead([front.alone()], 0.0, 0, 1),
+            planned.value_ahead([front.by_itself()], 0.0, 0, 1),
         )
         expected = max(expected, ahead - standing.value)
         left, token_s = request.num_left, planned.plain_s / planned.requests

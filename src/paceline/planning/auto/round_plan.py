@@ -73,7 +73,7 @@ class Front:
     ahead: Sequence[float]
     others: Sequence[float]
 
-    def alone(self) -> Front:
+    def by_itself(self) -> Front:
         """Return it as if nothing else were drafted."""
         return Front(self.job, self.survival, self.ahead, ())
 
@@ -217,8 +217,8 @@ class RoundPlan:
         self,
         fronts: Sequence[Front],
         value: float,
-        beside: tuple[float, int],
-        alone: tuple[float, int],
+        together: tuple[float, int],
+        own: tuple[float, int],
         other_rows: int,
     ) -> int:
         """Return of how many chains further levels are worth most together; 0 if that is not more than ``value``.
@@ -226,18 +226,18 @@ class RoundPlan:
         Args:
             fronts: the chains, the most promising first.
             value: what has to be exceeded, such as what the round is worth without.
-            beside: tokens expected, and drafted rows, of what is worth verifying with what leads to the fronts.
-            alone: those of what leads to the fronts.
+            together: tokens expected, and drafted rows, of what is worth verifying with what leads to the fronts.
+            own: those of what leads to the fronts.
             other_rows: of a pass of the draft, for chains that grow in any case.
         """
-        by_themselves = [front.alone() for front in fronts]
+        by_themselves = [front.by_itself() for front in fronts]
         best, best_count = value, 0
         step = max(1, len(fronts) // 8)
         for number in range(len(fronts), 0, -step):
             level_rows = other_rows + number
             ahead_of = max(
-                self.value_ahead(fronts[:number], *beside, level_rows),
-                self.value_ahead(by_themselves[:number], *alone, level_rows),
+                self.value_ahead(fronts[:number], *together, level_rows),
+                self.value_ahead(by_themselves[:number], *own, level_rows),
             )
             if ahead_of > best:
                 best, best_count = ahead_of, number

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 from paceline.core.tree import ROOT, Candidate, DraftTree
 from paceline.drafters.grammar import NAME as GRAMMAR
 from paceline.planning.auto.calibration import (
-    ALONE,
+    SOLO,
     Calibration,
-    Company,
+    CoProposals,
     GrammarFeatures,
     MarginFeatures,
     MatchFeatures,
@@ -51,12 +51,12 @@ class _Proposal:
     Attributes:
         candidate: what was proposed.
         first: whether it is that drafter's first choice there.
-        company: what the others' first choices are there.
+        co_proposals: what the others' first choices are there.
     """
 
     candidate: Candidate
     first: bool
-    company: Company
+    co_proposals: CoProposals
 
 
 @dataclass(slots=True)
@@ -303,7 +303,7 @@ class SurvivalModel:
             # So it is along most of a chain, and there is nothing to weigh it against.
             (candidate,) = candidates
             known = self._first.get(candidate.source)
-            proposal = _Proposal(candidate, True, ALONE)
+            proposal = _Proposal(candidate, True, SOLO)
             if known is None:
                 return _Fork(parent, [proposal], [])
             chance = known.chance(request_id, candidate.evidence, depth)
@@ -318,12 +318,12 @@ class SurvivalModel:
         for candidate in candidates:
             source, node = candidate.source, candidate.node
             first = firsts[source] == node
-            company = self._company(firsts, source) if first and len(firsts) > 1 else ALONE
-            proposals.append(_Proposal(candidate, first, company))
+            co_proposals = self._co_proposals(firsts, source) if first and len(firsts) > 1 else SOLO
+            proposals.append(_Proposal(candidate, first, co_proposals))
             calibration = (self._first if first else self._siblings).get(source)
             if calibration is None:
                 continue
-            chance = calibration.chance(request_id, candidate.evidence, depth, company)
+            chance = calibration.chance(request_id, candidate.evidence, depth, co_proposals)
             if first:
                 opinions.setdefault(node, []).append((source, chance))
             else:
@@ -360,18 +360,18 @@ class SurvivalModel:
                 continue
             before = tree.chance(fork.parent)
             for proposal in fork.proposals:
-                candidate, first, company = proposal.candidate, proposal.first, proposal.company
+                candidate, first, co_proposals = proposal.candidate, proposal.first, proposal.co_proposals
                 right = candidate.token_id == emitted[depth]
                 said[candidate.node] = right
                 calibration = (self._first if first else self._siblings).get(candidate.source)
                 if calibration is not None:
-                    calibration.observe(request_id, candidate.evidence, depth + 1, right, company)
+                    calibration.observe(request_id, candidate.evidence, depth + 1, right, co_proposals)
                 if first:
                     chance = tree.chance(candidate.node) or 0.0
                     verdicts.append(Verdict(candidate.source, depth + 1, before, chance, right))
         return verdicts
 
-    def _company(self, firsts: Mapping[str, int], source: str) -> Company:
+    def _co_proposals(self, firsts: Mapping[str, int], source: str) -> CoProposals:
         """Return whether others propose first what a drafter does, by kind."""
         agrees: list[bool | None] = [None, None]
         for name, node in firsts.items():
@@ -379,7 +379,7 @@ class SurvivalModel:
             if name != source and GRAMMAR not in (name, source):
                 kind = name in self._siblings
                 agrees[kind] = bool(agrees[kind]) or node == firsts[source]
-        return Company(*agrees)
+        return CoProposals(*agrees)
 
     def _combine(self, opinions: Sequence[tuple[str, float]]) -> float:
         """Return the chance of a token that several propose first.
