@@ -36,8 +36,11 @@ _STEP_BYTES: Final = 32 << 20
 _PAGE_BYTES: Final = 2 << 20
 
 _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+"""What the system says of huge pages."""
+
 _HUGE: Final = 14
 """Linux's ``MADV_HUGEPAGE``."""
+
 _POPULATE: Final = 23
 """Linux's ``MADV_POPULATE_WRITE``, since 5.14."""
 

@@ -36,7 +36,10 @@ RECORDING_VERSION: Final = 2
 """Raised whenever recordings are written in another way; older ones are made again."""
 
 RECORDED_DEPTH: Final = 16
+"""Deepest proposals that are recorded."""
+
 RECORDED_SIBLINGS: Final = 4
+"""Most proposals that are recorded for one position."""
 
 _FORMAT: Final = "paceline-recordings"
 _NOTHING: Final = -1
