@@ -1,0 +1,78 @@
+"""No docstring that only points at another, and no constant without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.docstrings import Fault, constant_faults, entries, entry_faults
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "it.",
+        "its type.",
+        "likewise.",
+        "likewise; ``None`` without a draft model.",
+        "the same of a plain one.",
+        "for the same requests.",
+        "how many.",
+        "as it was given.",
+        "of these, what was read.",
+        "tokens for each second, of the same.",
+        "rows that were read, and",
+    ],
+)
+def test_descriptions_that_point_back_are_found(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        'def f(a, b):\n    """Do.\n\n    Args:\n        a: the first\n            of two.\n'
+        f'        b: {text}\n    """\n'
+    )
+    assert list(entry_faults(path, tmp_path)) == [Fault("module.py:1", "f.b", text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["it is said how.", "the drafter to ask.", "of the model.", "these tokens, in order.", "its own rows, in order."],
+)
+def test_descriptions_that_say_something_are_left(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(f'class C:\n    """Is.\n\n    Attributes:\n        a: {text}\n    """\n')
+    assert list(entry_faults(path, tmp_path)) == []
+
+
+def test_entries_are_those_of_arguments_and_attributes() -> None:
+    docstring = (
+        "Do.\n\nArgs:\n    a, b: two\n        lines: of it.\n    **c: more.\n\n"
+        "Raises:\n    Error: likewise.\n\nIt: ends."
+    )
+    assert list(entries(docstring)) == [("a, b", "two lines: of it."), ("**c", "more.")]
+
+
+def test_constants_have_a_docstring_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        'LOW = 1\n_HIGH = 2\n"""Limits."""\n\n_ALONE = 3\n\nSECOND = 4\n"""Likewise."""\n'
+        'THIRD: int = 5\n"""Rows."""\n'
+        "_PRIVATE = 6\n_PAIR = 7\n\nPUBLIC = 8\nT = 9\n"
+    )
+    assert sorted((fault.name, fault.text) for fault in constant_faults(path, tmp_path)) == [
+        ("LOW", "Limits."),
+        ("PUBLIC", ""),
+        ("SECOND", "Likewise."),
+    ]
+
+
+# The planner, whose docstrings follow.
+ELSEWHERE = "src/paceline/planning/"
+
+
+def test_docstrings_stand_by_themselves() -> None:
+    paths = sorted((ROOT / "src" / "paceline").rglob("*.py"))
+    faults = [fault for path in paths for check in (entry_faults, constant_faults) for fault in check(path, ROOT)]
+    assert [fault for fault in faults if not fault.place.startswith(ELSEWHERE)] == []
