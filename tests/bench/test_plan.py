@@ -96,6 +96,9 @@ def test_what_was_left_out_is_said_with_a_limit_that_holds_it() -> None:
         "prompts of 16 tokens instead of 128, 1 prompt of each instead of 3, 1 lap instead of 3, "
     )
     assert "no static, no plain against plain; --time-limit " in words
+    later = left_out(wanted, chosen, costs, 4096, 111.0, 9.2)
+    assert later is not None
+    assert later.startswith("to fit 111 s, after 9 s of loading and measuring passes: 1 of 4 workloads")
     enough = float(words.split("--time-limit ")[1].split()[0])
     assert left_out(wanted, fitted(wanted, costs, 4096, enough), costs, 4096, enough) is None
     assert left_out(wanted, wanted, costs, 4096, 120.0) is None

@@ -266,7 +266,8 @@ def left_out(
     if not parts:
         return None
     enough_s = needed_s(wanted, profile, context_length, spent_s)
-    return f"to fit {limit_s:.0f} s: {', '.join(parts)}; --time-limit {enough_s} has room for all of it"
+    spent = f", after {spent_s:.0f} s of loading and measuring passes" if round(spent_s) else ""
+    return f"to fit {limit_s:.0f} s{spent}: {', '.join(parts)}; --time-limit {enough_s} has room for all of it"
 
 
 def needed_s(settings: BenchSettings, profile: CostProfile, context_length: int, spent_s: float) -> int:

@@ -162,7 +162,7 @@ class Runner:
             self.result.notes.append(f"auto starts with what earlier runs had learned of {', '.join(learned.drafters)}")
         if profile.target.long_context is None and has_long_context(engines.target):
             self.result.notes.append(
-                "by replay a long context costs nothing: there was no time to measure what it adds"
+                "replays leave out what a longer context adds to passes: there was no time to measure that"
             )
 
     def run(self) -> BenchResult:
