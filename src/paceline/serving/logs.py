@@ -36,7 +36,7 @@ class RequestLog:
     """Names each request by an id, and logs method, path, status, seconds until the answer's end, and the id.
 
     The id is the client's own where that is a short plain word. The query string is left out: keys and prompts may be
-    in it.
+    in it. uvicorn's own log has it, and no times.
 
     Args:
         app: the application.

@@ -1,7 +1,8 @@
 """The files of the page, and the headers that keep a browser from doing more with them than they need.
 
 ``web`` is what a browser gets: one page, its modules, its style, and in ``vendor`` the libraries, unmodified. There is
-no build step. Everything is read once, so that a request touches no file and can name none but these.
+no build step. Everything is read once, so that a request touches no file and can name none but these; Starlette's
+``StaticFiles`` looks on the disk each time, and its ETags are of times.
 """
 
 from __future__ import annotations
