@@ -20,7 +20,7 @@ pytest.importorskip("pydantic")
 import jsonschema
 
 from paceline.constraints import ConstraintCompiler, JsonSchema
-from paceline.constraints.schema_parts import said, subschemas
+from paceline.constraints.schema_parts import iter_subschemas, shorten_pointer
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from paceline.serving.generation_request import read_constraint
@@ -103,8 +103,8 @@ def check(schema: dict[str, Any], answer: Any, left_out: tuple[str, ...]) -> Non
     """Hold an answer against a schema, but for what is said to be left out."""
     # 2.3 is a multiple of 0.01, and no float is one.
     schema = json.loads(json.dumps(schema), parse_float=decimal.Decimal)
-    for path, part in list(subschemas(schema)):
-        for key in [key for key in part if said((*path, key)) in left_out]:
+    for path, part in list(iter_subschemas(schema)):
+        for key in [key for key in part if shorten_pointer((*path, key)) in left_out]:
             value = part.pop(key)
             if key == "oneOf":
                 part.setdefault("allOf", []).append({"anyOf": value})

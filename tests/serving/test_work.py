@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
-from paceline.constraints import Source, compiling, grammars
+from paceline.constraints import Source, compiler, llguidance_grammars
 from paceline.core.vocabulary import Vocabulary
 from paceline.serving.auth import ApiKeys, set_namespace
 from paceline.serving.security import SecuritySettings
@@ -243,15 +243,15 @@ def test_who_left_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_key_compiled_no_other_key_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time of an answer would tell which schema somebody else sent."""
     compiled: list[str] = []
-    grammar_of = grammars.grammar_of
+    build_grammar = llguidance_grammars.build_grammar
 
     def counted(source: Source, vocabulary: Vocabulary) -> str:
         compiled.append(source.text)
-        return grammar_of(source, vocabulary)
+        return build_grammar(source, vocabulary)
 
     async def test() -> None:
         async with live(security=TWO_KEYS) as server:
-            monkeypatch.setattr(compiling, "grammar_of", counted)
+            monkeypatch.setattr(compiler, "build_grammar", counted)
             for body in (SCHEMA, {**SCHEMA, "cache_salt": "s"}):
                 for key in ("a", "b"):
                     for _ in range(2):

@@ -10,7 +10,7 @@ import typer
 from paceline.cli.display import error_console
 from paceline.cli.prompt import read_text_file
 from paceline.constraints import Gbnf, JsonSchema, Source
-from paceline.constraints.unsupported_keywords import named_places
+from paceline.constraints.unsupported_keywords import list_places
 from paceline.core.errors import InputError
 
 _PANEL: Final = "What answers keep to"
@@ -85,7 +85,7 @@ def asked_source(
             return Gbnf(text)
         schema = JsonSchema(text, strict=strict)
         if schema.unenforced:
-            what = f"nothing keeps answers to {named_places(schema.unenforced)} of the schema: check them"
+            what = f"nothing keeps answers to {list_places(schema.unenforced)} of the schema: check them"
             error_console().print(f"warning: {what}", style="yellow", markup=False)
         return schema
     return None

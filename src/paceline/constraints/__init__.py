@@ -3,7 +3,7 @@
 A :class:`ConstraintCompiler` makes a :class:`~paceline.core.constraint.Constraint` of a source for one vocabulary.
 """
 
-from paceline.constraints.compiling import CompilingLimits, ConstraintCompiler
+from paceline.constraints.compiler import CompilingLimits, ConstraintCompiler
 from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class SpentError(Exception):
+class BudgetExceededError(Exception):
     """The steps of a budget are used up."""
 
 
@@ -25,4 +25,4 @@ class Budget:
         """
         self._left -= steps
         if self._left < 0:
-            raise SpentError
+            raise BudgetExceededError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 
-from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, nodes_of, parts_of
+from paceline.constraints.gbnf_parser import Chars, Choice, Node, Ref, Repeat, Sequence, children, walk
 
 
 class CharacterSets:
@@ -24,9 +24,9 @@ class CharacterSets:
     """
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
-        nodes = [node for rule in rules.values() for node in nodes_of(rule)]
-        self._nullable = holding(rules, characters=False)
-        masks, self.num_bits = _masks([node for node in nodes if isinstance(node, Chars)])
+        nodes = [node for rule in rules.values() for node in walk(rule)]
+        self._nullable = least_fixed_point(rules, characters=False)
+        masks, self.num_bits = _class_masks([node for node in nodes if isinstance(node, Chars)])
         first: dict[int, int] = {}
         first_of: dict[int, list[int]] = {}
         follow: dict[int, int] = {}
@@ -34,7 +34,7 @@ class CharacterSets:
         for node in nodes:
             first[id(node)] = masks.get(id(node), 0)
             first_of[id(node)] = [id(rules[node.name])] if isinstance(node, Ref) else self._leading(node)
-        self._first = unions(first, first_of)
+        self._first = transitive_unions(first, first_of)
         for node in nodes:
             follow.setdefault(id(node), 0)
             if isinstance(node, Ref):
@@ -42,14 +42,14 @@ class CharacterSets:
             elif isinstance(node, Repeat):
                 follow[id(node.item)] = 0 if node.most == 1 else self.first(node.item)
             following: Node | None = None
-            for part in reversed(parts_of(node)):
+            for part in reversed(children(node)):
                 if following is None or self.is_nullable(following):
                     follow_of[id(part)].append(id(node if following is None else following))
                 if isinstance(node, Sequence):
                     if following is not None:
                         follow[id(part)] = self.first(following)
                     following = part
-        found = unions(follow, follow_of)
+        found = transitive_unions(follow, follow_of)
         self.follow = {name: found[id(rule)] for name, rule in rules.items()}
 
     def first(self, node: Node) -> int:
@@ -84,14 +84,14 @@ class CharacterSets:
     def _leading(self, node: Node) -> list[int]:
         """Return the parts of a part that a text of it may begin with."""
         found = []
-        for part in parts_of(node):
+        for part in children(node):
             found.append(id(part))
             if isinstance(node, Sequence) and not self.is_nullable(part):
                 break
         return found
 
 
-def holding(rules: Mapping[str, Node], *, characters: bool) -> set[int]:
+def least_fixed_point(rules: Mapping[str, Node], *, characters: bool) -> set[int]:
     """Return the parts of which something holds, by identity: as few as can be, where rules refer to one another.
 
     It holds of a sequence if it does of all its parts, of a choice if it does of one, and of what is repeated, or
@@ -105,8 +105,8 @@ def holding(rules: Mapping[str, Node], *, characters: bool) -> set[int]:
     missing: dict[int, int] = {}
     ready: list[Node] = []
     for rule in rules.values():
-        for node in nodes_of(rule):
-            parts = (rules[node.name],) if isinstance(node, Ref) else parts_of(node)
+        for node in walk(rule):
+            parts = (rules[node.name],) if isinstance(node, Ref) else children(node)
             match node:
                 case Sequence():
                     needed = len(parts)
@@ -131,7 +131,7 @@ def holding(rules: Mapping[str, Node], *, characters: bool) -> set[int]:
     return found
 
 
-def unions(own: Mapping[int, int], included: Mapping[int, Collection[int]]) -> dict[int, int]:
+def transitive_unions(own: Mapping[int, int], included: Mapping[int, Collection[int]]) -> dict[int, int]:
     """Return the least sets, as bits, each of which has its own bits and all of those that it includes.
 
     Sets that include one another are equal. They are found first (Gabow, 10.1016/S0020-0190(00)00051-X), so that each
@@ -177,7 +177,7 @@ def unions(own: Mapping[int, int], included: Mapping[int, Collection[int]]) -> d
     return found
 
 
-def _masks(classes: Collection[Chars]) -> tuple[dict[int, int], int]:
+def _class_masks(classes: Collection[Chars]) -> tuple[dict[int, int], int]:
     """Return each class as bits, by identity, and the number of bits."""
     unlike = set(classes)
     bounds = sorted({bound for each in unlike for first, last in each.ranges for bound in (first, last + 1)})

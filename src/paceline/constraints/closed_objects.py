@@ -21,12 +21,12 @@ from typing import Any, Final
 from paceline.constraints.schema_parts import (
     Path,
     References,
-    in_its_places,
-    listed,
-    mapping,
-    reachable,
-    said,
-    subschemas,
+    as_list,
+    as_mapping,
+    iter_reachable,
+    iter_standard_subschemas,
+    iter_subschemas,
+    shorten_pointer,
 )
 from paceline.core.errors import ConstraintError
 
@@ -50,7 +50,7 @@ _MAX_JOINED: Final = 100_000
 
 
 @dataclass
-class _Whole:
+class _JoinedParts:
     """What parts that are joined say together.
 
     Attributes:
@@ -82,23 +82,25 @@ def close_objects(schema: Any, paths: dict[int, Path]) -> None:
     """
     if not isinstance(schema, dict):
         return
-    closing = _Closing(schema, paths)
+    closing = _ObjectCloser(schema, paths)
     if closing.is_divided:
         return
-    for path, part in list(reachable(schema)):
+    for path, part in list(iter_reachable(schema)):
         closing.close(path, part)
 
 
-class _Closing:
+class _ObjectCloser:
     def __init__(self, schema: dict[str, Any], paths: dict[int, Path]) -> None:
-        parts = list(subschemas(schema))
+        parts = list(iter_subschemas(schema))
         self._schema = schema
         self._references = References(schema, parts)
         self._known = {id(part) for _, part in parts}
         self._paths = paths
         # Within an ``$id`` of its own, a pointer leads elsewhere: no definition of such a schema is copied.
         self.is_divided = any(
-            path and isinstance(part.get(key), str) for path, part in in_its_places(schema) for key in ("$id", "id")
+            path and isinstance(part.get(key), str)
+            for path, part in iter_standard_subschemas(schema)
+            for key in ("$id", "id")
         )
         self._copies: dict[int, str] = {}
         self._to_copy: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -107,13 +109,13 @@ class _Closing:
     def close(self, path: Path, part: dict[str, Any]) -> None:
         """Close one object, if it is one that has to be."""
         if not _is_joined(part):
-            whole = _Whole()
+            whole = _JoinedParts()
             self._add_own(part, whole)
         else:
-            whole = self._whole_of(path, part)
+            whole = self._join_parts(path, part)
             if whole.is_known and not (whole.is_described or part.get("unevaluatedProperties") is False):
                 return
-            part.update(self._opened(part))
+            part.update(self._open_joined(part))
             self._copy_targets()
             if not whole.is_known:
                 return
@@ -127,24 +129,24 @@ class _Closing:
         if unnamed and whole.has_patterns:
             # To match a pattern of somebody else's here may take for ever.
             return
-        own = mapping(part.get("properties"))
+        own = as_mapping(part.get("properties"))
         more = dict.fromkeys((name for name in (*whole.names, *unnamed) if name not in own), True)
         if more:
             part["properties"] = {**own, **more}
         part["additionalProperties"] = False
 
-    def _whole_of(self, path: Path, part: dict[str, Any]) -> _Whole:
-        whole, seen = _Whole(), set[int]()
+    def _join_parts(self, path: Path, part: dict[str, Any]) -> _JoinedParts:
+        whole, seen = _JoinedParts(), set[int]()
         self._add(part, whole, 0, seen)
         self._num_joined += len(seen) + len(whole.names) + len(whole.required)
         if self._num_joined > _MAX_JOINED:
             raise ConstraintError(
-                f"{said(path)}: allOf, anyOf and $ref join more than {_MAX_JOINED:,} parts and properties: write out "
-                "the objects that are wanted"
+                f"{shorten_pointer(path)}: allOf, anyOf and $ref join more than {_MAX_JOINED:,} parts and properties: "
+                "write out the objects that are wanted"
             )
         return whole
 
-    def _add(self, part: Any, whole: _Whole, depth: int, seen: set[int]) -> None:
+    def _add(self, part: Any, whole: _JoinedParts, depth: int, seen: set[int]) -> None:
         """Add what a part and all that are joined to it say."""
         if not isinstance(part, dict) or id(part) in seen:
             return
@@ -153,9 +155,9 @@ class _Closing:
             return
         seen.add(id(part))
         self._add_own(part, whole)
-        inner = [one for keyword in _LISTS for one in listed(part.get(keyword))]
+        inner = [one for keyword in _LISTS for one in as_list(part.get(keyword))]
         inner += [part.get(keyword) for keyword in _BRANCHES]
-        inner += [one for keyword in _DEPENDENT for one in mapping(part.get(keyword)).values()]
+        inner += [one for keyword in _DEPENDENT for one in as_mapping(part.get(keyword)).values()]
         if "$ref" in part:
             target = self._target(part["$ref"])
             whole.is_known &= target is not None
@@ -163,17 +165,17 @@ class _Closing:
         for one in inner:
             self._add(one, whole, depth + 1, seen)
 
-    def _add_own(self, part: dict[str, Any], whole: _Whole) -> None:
+    def _add_own(self, part: dict[str, Any], whole: _JoinedParts) -> None:
         whole.has_patterns |= bool(part.get("patternProperties"))
         whole.is_described |= isinstance(part.get("properties"), dict) or whole.has_patterns
         whole.is_open |= any(
             part.get(keyword, False) is not False for keyword in ("additionalProperties", "unevaluatedProperties")
         )
         whole.is_known &= "$dynamicRef" not in part and "$recursiveRef" not in part
-        whole.names.update(dict.fromkeys(mapping(part.get("properties"))))
-        required = [part.get("required"), *mapping(part.get("dependentRequired")).values()]
-        required += mapping(part.get("dependencies")).values()
-        whole.required.update((name, None) for names in required for name in listed(names) if isinstance(name, str))
+        whole.names.update(dict.fromkeys(as_mapping(part.get("properties"))))
+        required = [part.get("required"), *as_mapping(part.get("dependentRequired")).values()]
+        required += as_mapping(part.get("dependencies")).values()
+        whole.required.update((name, None) for names in required for name in as_list(names) if isinstance(name, str))
 
     def _target(self, ref: Any) -> dict[str, Any] | None:
         """Return what a reference stands for; ``None`` where that is not known for certain."""
@@ -182,7 +184,7 @@ class _Closing:
             return None
         return found[0]
 
-    def _opened(self, part: dict[str, Any]) -> dict[str, Any]:
+    def _open_joined(self, part: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords of a part that join others to it, with those as they are before they are closed."""
         found: dict[str, Any] = {}
         for keyword in _LISTS:
@@ -201,7 +203,7 @@ class _Closing:
     def _open(self, part: Any) -> Any:
         if not isinstance(part, dict):
             return part
-        found = {key: value for key, value in (part | self._opened(part)).items() if key not in _NAMED}
+        found = {key: value for key, value in (part | self._open_joined(part)).items() if key not in _NAMED}
         if id(part) in self._paths:
             self._paths[id(found)] = self._paths[id(part)]
         return found
@@ -229,7 +231,7 @@ class _Closing:
 
 def _is_joined(part: dict[str, Any]) -> bool:
     """Whether several parts say something of the same object, so that none is the whole."""
-    if len(listed(part.get("allOf"))) > 1 or any(keyword in part for keyword in (*_BRANCHES, *_DEPENDENT)):
+    if len(as_list(part.get("allOf"))) > 1 or any(keyword in part for keyword in (*_BRANCHES, *_DEPENDENT)):
         return True
     # What says nothing by itself leaves it to its parts.
     num_joining = sum(keyword in part for keyword in (*_LISTS, "$ref"))

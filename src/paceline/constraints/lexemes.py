@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.constraints.budget import Budget
-from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token
+from paceline.constraints.gbnf_parser import Chars, Choice, Node, Ref, Repeat, Sequence, Token
 
 MAX_PLACES = 2_000
 """Characters of a lexeme; what has more is taken apart."""
@@ -70,7 +70,7 @@ class Lexeme:
         return mask
 
 
-def lexeme_of(node: Node, rules: dict[str, Node], mask_of: Callable[[Chars], int], budget: Budget) -> Lexeme:
+def build_lexeme(node: Node, rules: dict[str, Node], mask_of: Callable[[Chars], int], budget: Budget) -> Lexeme:
     """Return the automaton of a part of at most :data:`MAX_PLACES` that refers to no rule in which it is itself.
 
     Args:
@@ -86,7 +86,7 @@ def lexeme_of(node: Node, rules: dict[str, Node], mask_of: Callable[[Chars], int
     return _Builder(rules, mask_of, budget).build(node)
 
 
-def swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
+def find_swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
     """Return characters that, after a text of the one, may be taken for more of the other; all bits if unknown.
 
     Raises:
@@ -97,11 +97,11 @@ def swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
     known, rest = {start}, [start]
     while rest:
         ours, theirs = rest.pop()
-        for here, there in _alike(shorter, ours, longer, theirs, budget):
-            beyond = _after(longer, there, budget)
+        for here, there in _walk_alike(shorter, ours, longer, theirs, budget):
+            beyond = _places_after(longer, there, budget)
             if here & shorter.last:
                 found |= longer.union(beyond)
-            state = (_after(shorter, here, budget), beyond)
+            state = (_places_after(shorter, here, budget), beyond)
             if state not in known:
                 known.add(state)
                 rest.append(state)
@@ -110,7 +110,7 @@ def swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
     return found
 
 
-def _alike(
+def _walk_alike(
     shorter: Lexeme, ours: frozenset[int], longer: Lexeme, theirs: frozenset[int], budget: Budget
 ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     """Yield those of both places where the same characters may stand, for all characters that both have."""
@@ -120,7 +120,7 @@ def _alike(
             yield ours, theirs
         return
     masks = {shorter.masks[place] for place in ours} | {longer.masks[place] for place in theirs}
-    for block in _blocks(masks, budget):
+    for block in _partition(masks, budget):
         budget.take(len(ours) + len(theirs))
         here = frozenset(place for place in ours if shorter.masks[place] & block)
         there = frozenset(place for place in theirs if longer.masks[place] & block)
@@ -128,7 +128,7 @@ def _alike(
             yield here, there
 
 
-def _after(lexeme: Lexeme, places: frozenset[int], budget: Budget) -> frozenset[int]:
+def _places_after(lexeme: Lexeme, places: frozenset[int], budget: Budget) -> frozenset[int]:
     if len(places) == 1:
         return lexeme.after[next(iter(places))]
     following = [lexeme.after[place] for place in places]
@@ -136,7 +136,7 @@ def _after(lexeme: Lexeme, places: frozenset[int], budget: Budget) -> frozenset[
     return frozenset().union(*following)
 
 
-def _blocks(masks: set[int], budget: Budget) -> list[int]:
+def _partition(masks: set[int], budget: Budget) -> list[int]:
     """Return the parts into which sets of characters cut one another."""
     blocks: list[int] = []
     for mask in masks:
@@ -172,10 +172,10 @@ class _Builder:
         self._num_edges = 0
 
     def build(self, node: Node) -> Lexeme:
-        part = self._part(node)
+        part = self._build_part(node)
         return Lexeme(tuple(self._masks), part.first, part.last, tuple(map(frozenset, self._after)))
 
-    def _part(self, node: Node) -> _Part:
+    def _build_part(self, node: Node) -> _Part:
         self._budget.take(1)
         match node:
             case Chars():
@@ -184,14 +184,14 @@ class _Builder:
                 place = frozenset([len(self._masks) - 1])
                 return _Part(False, place, place)
             case Ref():
-                return self._part(self._rules[node.name])
+                return self._build_part(self._rules[node.name])
             case Sequence():
                 whole = _NOTHING
                 for item in node.items:
-                    whole = self._joined(whole, self._part(item))
+                    whole = self._join(whole, self._build_part(item))
                 return whole
             case Choice():
-                parts = [self._part(option) for option in node.options]
+                parts = [self._build_part(option) for option in node.options]
                 self._budget.take(sum(len(part.first) + len(part.last) for part in parts))
                 return _Part(
                     any(part.nullable for part in parts),
@@ -199,26 +199,26 @@ class _Builder:
                     frozenset().union(*(part.last for part in parts)),
                 )
             case Repeat():
-                return self._repeated(node)
+                return self._repeat(node)
             case Token():
                 raise AssertionError("a token is no character")
 
-    def _repeated(self, node: Repeat) -> _Part:
+    def _repeat(self, node: Repeat) -> _Part:
         if node.most == 0:
             return _NOTHING
         if node.most is None or node.most > COPIED:
-            part = self._part(node.item)
+            part = self._build_part(node.item)
             self._link(part.last, part.first)
             return _Part(node.least == 0 or part.nullable, part.first, part.last)
         whole = _NOTHING
         for i in range(node.most):
-            part = self._part(node.item)
+            part = self._build_part(node.item)
             if i >= node.least:
                 part = _Part(True, part.first, part.last)
-            whole = self._joined(whole, part)
+            whole = self._join(whole, part)
         return whole
 
-    def _joined(self, left: _Part, right: _Part) -> _Part:
+    def _join(self, left: _Part, right: _Part) -> _Part:
         self._link(left.last, right.first)
         self._budget.take(len(left.first) + len(left.last) if left.nullable or right.nullable else 0)
         return _Part(

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from paceline.constraints.closed_objects import JOINED
-from paceline.constraints.schema_parts import reachable, said
+from paceline.constraints.schema_parts import iter_reachable, shorten_pointer
 
 _WORDS = re.compile(r"[\w$./:#-]{2,}")
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
@@ -22,14 +22,14 @@ _HINTS = (
 )
 
 
-def schema_reason(reason: str) -> str:
+def explain_schema_error(reason: str) -> str:
     """Return a reason of llguidance with the keywords that are not supported named, and what to do."""
     if reason.startswith("Unknown format"):
         return f"{reason}: leave it out, or say strict false (--no-strict) and check answers for it"
-    return _UNSUPPORTED.sub(_unsupported, reason)
+    return _UNSUPPORTED.sub(_explain_unsupported, reason)
 
 
-def _unsupported(found: re.Match[str]) -> str:
+def _explain_unsupported(found: re.Match[str]) -> str:
     keywords = found[1].split(", ")
     if len(keywords) == 1:
         return (
@@ -39,16 +39,16 @@ def _unsupported(found: re.Match[str]) -> str:
     return f"{named} are not supported: leave them out, or say strict false (--no-strict) and check answers for them"
 
 
-def place_of(reason: str, schema: Any) -> str:
+def find_error_pointer(reason: str, schema: Any) -> str:
     """Return where in a schema what an error names stands, as a JSON pointer; empty where nothing does."""
     words = set(_WORDS.findall(reason))
     hinted = next((keywords for hint, keywords in _HINTS if hint in reason), ())
-    for path, part in reachable(schema):
+    for path, part in iter_reachable(schema):
         if JOINED in reason and "$ref" in part and len(part) > 1:
-            return said((*path, "$ref"))
+            return shorten_pointer((*path, "$ref"))
         for key, value in part.items():
             if key in hinted or (not hinted and _is_named(key, value, reason, words)):
-                return said((*path, key))
+                return shorten_pointer((*path, key))
     return ""
 
 

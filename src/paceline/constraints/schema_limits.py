@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from paceline.constraints.schema_parts import Path, References, is_number, listed, mapping, said, subschemas
+from paceline.constraints.schema_parts import (
+    Path,
+    References,
+    as_list,
+    as_mapping,
+    is_number,
+    iter_subschemas,
+    shorten_pointer,
+)
 from paceline.core.errors import ConstraintError
 
 MAX_BYTES = 512 << 10
@@ -70,71 +78,72 @@ class SchemaBudget:
             raise ConstraintError("x-guidance in a JSON schema is not supported: leave it out")
         own: dict[Fraction, Path] = {}
         joining = False
-        parts = self._counted_parts(schema)
+        parts = self._count_parts(schema)
         for path, part in parts:
             self._take_patterns(path, part)
-            properties = mapping(part.get("properties"))
-            num_optional = len(properties) - len(listed(part.get("required")))
+            properties = as_mapping(part.get("properties"))
+            num_optional = len(properties) - len(as_list(part.get("required")))
             if num_optional > MAX_OPTIONAL:
                 raise ConstraintError(
-                    f"{said(path)}: {num_optional:,} optional properties, and the most is {MAX_OPTIONAL:,}: "
+                    f"{shorten_pointer(path)}: {num_optional:,} optional properties, and the most is {MAX_OPTIONAL:,}: "
                     "list more under required"
                 )
             multiple = part.get("multipleOf")
             if is_number(multiple):
                 own.setdefault(Fraction(str(multiple)), path)
             joining = joining or any(key in part for key in _JOINING)
-        alternatives = _Alternatives(References(schema, parts))
+        alternatives = _AlternativeCounter(References(schema, parts))
         for path, part in parts:
-            if alternatives.multiplied(part) > MAX_JOINED:
+            if alternatives.count_multiplied(part) > MAX_JOINED:
                 raise ConstraintError(
-                    f"{said(path)}: allOf would join more than {MAX_JOINED} alternatives of anyOf and oneOf: "
-                    "write out those that are wanted"
+                    f"{shorten_pointer(path)}: allOf would join more than {MAX_JOINED} alternatives of anyOf and "
+                    "oneOf: write out those that are wanted"
                 )
         if joining:
             _check_joined(own)
         self._take_multiples(own)
 
-    def _counted_parts(self, schema: Any) -> list[tuple[Path, dict[str, Any]]]:
+    def _count_parts(self, schema: Any) -> list[tuple[Path, dict[str, Any]]]:
         most = MAX_SUBSCHEMAS - self._num_parts
-        parts = list(itertools.islice(subschemas(schema), most + 1))
+        parts = list(itertools.islice(iter_subschemas(schema), most + 1))
         if len(parts) > most:
             raise ConstraintError(f"the JSON schema has more than {MAX_SUBSCHEMAS:,} parts: make it smaller")
         self._num_parts += len(parts)
         return parts
 
     def _take_patterns(self, path: Path, part: dict[str, Any]) -> None:
-        patterns = mapping(part.get("patternProperties"))
+        patterns = as_mapping(part.get("patternProperties"))
         self._num_patterns += len(patterns)
         if self._num_patterns > MAX_PATTERNS:
             raise ConstraintError(
-                f"{said(path)}: the JSON schema has more than {MAX_PATTERNS} patternProperties: leave some out"
+                f"{shorten_pointer(path)}: the JSON schema has more than {MAX_PATTERNS} patternProperties: leave some "
+                "out"
             )
         for pattern in (*patterns, part.get("pattern")):
             num_letters = len(pattern) if isinstance(pattern, str) else 0
             self._num_letters += num_letters
             if num_letters > MAX_PATTERN or self._num_letters > MAX_LETTERS:
                 raise ConstraintError(
-                    f"{said(path)}: a pattern has more than {MAX_PATTERN:,} characters, or all together more than "
-                    f"{MAX_LETTERS:,}: leave some out"
+                    f"{shorten_pointer(path)}: a pattern has more than {MAX_PATTERN:,} characters, or all together "
+                    f"more than {MAX_LETTERS:,}: leave some out"
                 )
 
     def _take_multiples(self, own: dict[Fraction, Path]) -> None:
         for multiple, path in own.items():
             if abs(multiple) > MAX_MULTIPLE or abs(multiple.numerator) > MAX_MULTIPLE:
                 raise ConstraintError(
-                    f"{said((*path, 'multipleOf'))}: {_shown(multiple)}, and the most is {MAX_MULTIPLE:,}: "
-                    "leave it out, or say it by a pattern"
+                    f"{shorten_pointer((*path, 'multipleOf'))}: {_shorten_number(multiple)}, and the most is "
+                    f"{MAX_MULTIPLE:,}: leave it out, or say it by a pattern"
                 )
             self._multiples.add(multiple)
             if sum(abs(each.numerator) for each in self._multiples) > MAX_MULTIPLE:
                 raise ConstraintError(
-                    f"{said((*path, 'multipleOf'))}: with this number, all different ones come to more than "
+                    f"{shorten_pointer((*path, 'multipleOf'))}: with this number, all different ones come to more than "
                     f"{MAX_MULTIPLE:,} units of their last digits: leave some out"
                 )
 
 
-class _Alternatives:
+class _AlternativeCounter:
     """How many alternatives parts of a schema have once those of what they join are multiplied with one another.
 
     Args:
@@ -145,20 +154,20 @@ class _Alternatives:
         self._references = references
         self._known: dict[tuple[int, int], tuple[int, bool]] = {}
 
-    def multiplied(self, part: dict[str, Any]) -> int:
+    def count_multiplied(self, part: dict[str, Any]) -> int:
         """Return the alternatives of a part; 1 where none are multiplied with others."""
-        number, is_product = self._of(part, 0)
+        number, is_product = self._count(part, 0)
         return number if is_product else 1
 
-    def _of(self, part: Any, depth: int) -> tuple[int, bool]:
+    def _count(self, part: Any, depth: int) -> tuple[int, bool]:
         if not isinstance(part, dict) or depth > _JOINED_DEEP:
             return 1, False
         key = id(part), depth
         if key not in self._known:
-            joined = [self._of(other, depth + 1) for other in listed(part.get("allOf"))]
-            meant = [self._of(other, depth + 1) for other in self._references.targets(part.get("$ref"))]
+            joined = [self._count(other, depth + 1) for other in as_list(part.get("allOf"))]
+            meant = [self._count(other, depth + 1) for other in self._references.targets(part.get("$ref"))]
             joined += [max(meant)] if meant else []
-            own = [len(listed(part.get(keyword))) for keyword in ("anyOf", "oneOf")]
+            own = [len(as_list(part.get(keyword))) for keyword in ("anyOf", "oneOf")]
             factors = [factor for factor in (*own, *(number for number, _ in joined)) if factor > 1]
             is_product = len(factors) > 1 or any(inner for _, inner in joined)
             self._known[key] = min(math.prod(factors), MAX_JOINED + 1), is_product
@@ -204,7 +213,7 @@ def check_size(value: Any, name: str) -> None:
             rest += (*one, *one.values()) if is_mapping else one
 
 
-def _shown(number: Fraction) -> str:
+def _shorten_number(number: Fraction) -> str:
     return f"{float(number):g}" if abs(number) < 10**300 else "a number of more than 300 digits"
 
 
@@ -215,7 +224,7 @@ def _check_joined(multiples: dict[Fraction, Path]) -> None:
     unit = math.lcm(*(multiple.denominator for multiple in multiples))
     whole = [int(abs(multiple) * unit) for multiple in multiples]
     if math.lcm(*whole) > MAX_MULTIPLE * math.gcd(*whole):
-        places = " and ".join(said((*path, "multipleOf")) for path in list(multiples.values())[:2])
+        places = " and ".join(shorten_pointer((*path, "multipleOf")) for path in list(multiples.values())[:2])
         raise ConstraintError(
             f"{places}: numbers whose least common multiple is more than {MAX_MULTIPLE:,} may be joined here: "
             "leave some out"

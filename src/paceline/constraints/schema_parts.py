@@ -26,23 +26,23 @@ _MAX_LOOKED_UP = 20_000
 """References times parts with an ``$id``: each pointer is looked for in each of these."""
 
 
-def subschemas(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+def iter_subschemas(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield a schema and all in it that are schemas themselves, each with where it is.
 
     Where a reference may lead into anything, such as ``#/components/a`` or ``#/default``, all objects are yielded.
     """
-    anywhere = any(_leads_anywhere(part.get("$ref")) for _, part in in_its_places(schema))
+    anywhere = any(_leads_anywhere(part.get("$ref")) for _, part in iter_standard_subschemas(schema))
     yield from _walk(schema, anywhere=anywhere)
 
 
-def in_its_places(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+def iter_standard_subschemas(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield a schema and all in it that stands where the standard has schemas, each with where it is."""
     yield from _walk(schema, anywhere=False)
 
 
-def reachable(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+def iter_reachable(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the parts of a schema that JSON is held against, each with where it is: of definitions, those in use."""
-    parts = list(subschemas(schema))
+    parts = list(iter_subschemas(schema))
     paths = {id(part): path for path, part in parts}
     references = References(schema, parts)
     rest, known = [schema], set[int]()
@@ -52,11 +52,11 @@ def reachable(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
             continue
         known.add(id(part))
         yield paths.get(id(part), ()), part
-        inner = [inside for path, inside in _inner((), part) if path[0] not in _SHARED]
+        inner = [inside for path, inside in _children((), part) if path[0] not in _SHARED]
         rest += reversed([*inner, *references.targets(part.get("$ref"))])
 
 
-def with_parts(part: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def map_subschemas(part: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a copy of a schema in which each that stands right in it is what a function returns for it."""
     found = dict(part)
     for key, value in part.items():
@@ -69,12 +69,12 @@ def with_parts(part: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, 
     return found
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> dict[str, Any]:
     """Return a value if it is a mapping, and else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return a value if it is a list, and else an empty one."""
     return value if isinstance(value, list) else []
 
@@ -84,7 +84,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def said(path: Path) -> str:
+def shorten_pointer(path: Path) -> str:
     """Return a JSON pointer of at most 80 characters."""
     pointer = "#" + "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)
     return pointer if len(pointer) <= 80 else f"{pointer[:40]}...{pointer[-37:]}"
@@ -97,7 +97,7 @@ class References:
 
     Args:
         schema: the whole schema.
-        parts: as :func:`subschemas` yields them.
+        parts: as :func:`iter_subschemas` yields them.
 
     Raises:
         ConstraintError: it has too many references for its number of ``$id``.
@@ -111,7 +111,7 @@ class References:
             for key in _IDS:
                 if isinstance(part.get(key), str):
                     self._roots.append(part)
-                    self._named.setdefault(_last(part[key]), []).append(part)
+                    self._named.setdefault(_last_segment(part[key]), []).append(part)
             if isinstance(part.get("$anchor"), str):
                 self._named.setdefault(part["$anchor"], []).append(part)
             if isinstance(part.get("$ref"), str):
@@ -128,10 +128,10 @@ class References:
             return []
         before, _, fragment = ref.partition("#")
         if fragment.startswith("/"):
-            found = [_at(root, fragment) for root in self._roots]
+            found = [_resolve_pointer(root, fragment) for root in self._roots]
             return [one for one in found if one is not None]
         if fragment or before:
-            return self._named.get(fragment or _last(before), self._roots)
+            return self._named.get(fragment or _last_segment(before), self._roots)
         return self._roots
 
 
@@ -155,21 +155,21 @@ def _walk(schema: Any, *, anywhere: bool) -> Iterator[tuple[Path, dict[str, Any]
         if anywhere:
             rest += reversed([((*path, key), each) for key, each in part.items()])
             continue
-        rest += reversed(_inner(path, part))
+        rest += reversed(_children(path, part))
 
 
-def _inner(path: Path, part: dict[str, Any]) -> list[tuple[Path, Any]]:
+def _children(path: Path, part: dict[str, Any]) -> list[tuple[Path, Any]]:
     if _INNER.isdisjoint(part):
         return []
     inner: list[tuple[Path, Any]] = [((*path, key), part[key]) for key in _ONE if key in part]
     for key in _LISTS:
-        inner += [((*path, key, str(i)), each) for i, each in enumerate(listed(part.get(key)))]
+        inner += [((*path, key, str(i)), each) for i, each in enumerate(as_list(part.get(key)))]
     for key in _MAPPINGS:
-        inner += [((*path, key, name), each) for name, each in mapping(part.get(key)).items()]
+        inner += [((*path, key, name), each) for name, each in as_mapping(part.get(key)).items()]
     return inner
 
 
-def _at(root: Any, pointer: str) -> Any:
+def _resolve_pointer(root: Any, pointer: str) -> Any:
     found = root
     for key in unquote(pointer).split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
@@ -182,7 +182,7 @@ def _at(root: Any, pointer: str) -> Any:
     return found
 
 
-def _last(uri: str) -> str:
+def _last_segment(uri: str) -> str:
     """Return the last part of a URI, by which any URI that leads to the same place ends."""
     before, _, fragment = uri.partition("#")
     return before.rstrip("/").rpartition("/")[2] or fragment

@@ -1,6 +1,6 @@
 """What an answer is to keep to, as users say it: a JSON schema, a grammar, a regular expression, a choice of texts.
 
-A source is data and says nothing of a vocabulary. :class:`~paceline.constraints.compiling.ConstraintCompiler` makes a
+A source is data and says nothing of a vocabulary. :class:`~paceline.constraints.compiler.ConstraintCompiler` makes a
 constraint of it. Equal sources have equal digests, by which compiled ones are kept.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias, get_args
 
-from paceline.constraints.prepared_schemas import prepared
 from paceline.constraints.schema_limits import MAX_BYTES, check_size
+from paceline.constraints.schema_preparation import prepare_schema
 from paceline.core.errors import ConstraintError
 
 _MAX_GIVEN = 4 * MAX_BYTES
@@ -85,7 +85,7 @@ class JsonSchema(_Source):
         """What of the schema nothing keeps the answer to, as JSON pointers; none of a strict one, which is refused."""
         if self.strict:
             return ()
-        return prepared(json.loads(self.text), strict=False).unenforced
+        return prepare_schema(json.loads(self.text), strict=False).unenforced
 
     def _settings(self) -> tuple[str, ...]:
         return (self.whitespace, str(self.strict))

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from paceline.constraints.schema_parts import Path, in_its_places, is_number, listed, mapping, reachable, said
+from paceline.constraints.schema_parts import (
+    Path,
+    as_list,
+    as_mapping,
+    is_number,
+    iter_reachable,
+    iter_standard_subschemas,
+    shorten_pointer,
+)
 from paceline.core.errors import ConstraintError
 
 _MAX_NAMED: Final = 8
@@ -22,7 +30,7 @@ def _is_open(value: Any) -> bool:
 
 _IDLE: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], bool]]]] = {
     # keyword: the type of what it refuses ("" for any), and whether it refuses nothing
-    "uniqueItems": ("array", lambda value, part: value is False or _at_most(part.get("maxItems"), 1)),
+    "uniqueItems": ("array", lambda value, part: value is False or _is_at_most(part.get("maxItems"), 1)),
     "contains": ("array", lambda value, part: part.get("minContains") == 0 and "maxContains" not in part),
     "minContains": ("array", lambda value, part: "contains" not in part or value == 0),
     "maxContains": ("array", lambda value, part: "contains" not in part),
@@ -69,46 +77,46 @@ _FORMATS: Final = frozenset(
 )
 
 
-def unenforced(schema: Any, paths: Mapping[int, Path]) -> list[str]:
+def find_unenforced(schema: Any, paths: Mapping[int, Path]) -> list[str]:
     """Return what of a schema may not be kept to if it is kept to as far as possible, as JSON pointers.
 
     Args:
-        schema: the schema, without the keywords that :func:`leave_out_idle` takes out.
+        schema: the schema, without the keywords that :func:`remove_idle_keywords` takes out.
         paths: where parts are in the schema as it was given, by their ``id``.
     """
     return [
         place
-        for path, part in _as_given(schema, paths)
+        for path, part in _iter_as_given(schema, paths)
         for key in part
         for place in (
-            [said((*path, key))]
+            [shorten_pointer((*path, key))]
             if _is_unenforced(key, part)
-            else [said((*path, key, pattern)) for pattern in _unusable_names(key, part)]
+            else [shorten_pointer((*path, key, pattern)) for pattern in _unusable_names(key, part)]
         )
     ]
 
 
-def leave_out_unenforced(schema: Any) -> None:
+def remove_unenforced(schema: Any) -> None:
     """Take what may not be kept to out of a schema, and write ``oneOf`` as ``anyOf``.
 
     Where its parts can be told apart, both say the same.
     """
-    for _, part in list(reachable(schema)):
+    for _, part in list(iter_reachable(schema)):
         for key in [key for key in part if _is_unenforced(key, part)]:
             value = part.pop(key)
             part.pop("discriminator", None)
             if key == "oneOf" and "anyOf" not in part:
                 part["anyOf"] = value
             elif key == "oneOf":
-                part["allOf"] = [*listed(part.get("allOf")), {"anyOf": value}]
+                part["allOf"] = [*as_list(part.get("allOf")), {"anyOf": value}]
         for pattern in _unusable_names("patternProperties", part):
             del part["patternProperties"][pattern]
             # What the pattern described is allowed, whatever it is.
             part["additionalProperties"] = True
 
 
-def _as_given(schema: Any, paths: Mapping[int, Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path, part in reachable(schema):
+def _iter_as_given(schema: Any, paths: Mapping[int, Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path, part in iter_reachable(schema):
         yield paths.get(id(part), path), part
 
 
@@ -122,30 +130,39 @@ def check_patterns(schema: Any, paths: Mapping[int, Path]) -> None:
     Raises:
         ConstraintError: there is one; the message says where, and what to do.
     """
-    for path, part in _as_given(schema, paths):
+    for path, part in _iter_as_given(schema, paths):
         places: list[tuple[Path, str]] = [((*path, key), part[key]) for key in part if _has_unusable(key, part)]
         places += [((*path, "patternProperties", name), name) for name in _unusable_names("patternProperties", part)]
         for place, pattern in places:
             raise ConstraintError(
-                f"{said(place)}: the pattern has {_what_more(pattern)}, which is not supported: write it without, "
-                "leave it out, or say strict false (--no-strict) and check answers for it"
+                f"{shorten_pointer(place)}: the pattern has {_find_unsupported_syntax(pattern)}, which is not "
+                "supported: write it without, leave it out, or say strict false (--no-strict) and check answers for it"
             )
 
 
 def _has_unusable(key: str, part: dict[str, Any]) -> bool:
-    return key == "pattern" and isinstance(part[key], str) and bool(_what_more(part[key])) and _may_be("string", part)
+    return (
+        key == "pattern"
+        and isinstance(part[key], str)
+        and bool(_find_unsupported_syntax(part[key]))
+        and _may_have_type("string", part)
+    )
 
 
 def _unusable_names(key: str, part: dict[str, Any]) -> list[str]:
-    return [name for name in mapping(part.get(key)) if _what_more(name)] if key == "patternProperties" else []
+    return (
+        [name for name in as_mapping(part.get(key)) if _find_unsupported_syntax(name)]
+        if key == "patternProperties"
+        else []
+    )
 
 
-def _what_more(pattern: str) -> str:
+def _find_unsupported_syntax(pattern: str) -> str:
     """Return what a pattern has that no automaton can say; empty for nothing."""
     at, is_class = 0, False
     while at < len(pattern):
         if pattern[at] == "\\":
-            if not is_class and (what := _what_escape(pattern[at : at + 3])):
+            if not is_class and (what := _find_unsupported_escape(pattern[at : at + 3])):
                 return what
             at += 2
             continue
@@ -164,7 +181,7 @@ def _what_more(pattern: str) -> str:
     return ""
 
 
-def _what_escape(escape: str) -> str:
+def _find_unsupported_escape(escape: str) -> str:
     if escape[1:2] in ("b", "B"):
         return f"a word boundary ({escape[:2]})"
     if escape[1:2] in tuple("123456789") or escape[1:] == "k<":
@@ -176,22 +193,22 @@ def _is_unenforced(key: str, part: dict[str, Any]) -> bool:
     if _has_unusable(key, part):
         return True
     if key == "format":
-        return isinstance(part[key], str) and part[key] not in _FORMATS and _may_be("string", part)
+        return isinstance(part[key], str) and part[key] not in _FORMATS and _may_have_type("string", part)
     if key in ("minProperties", "maxProperties"):
-        required = set(map(str, listed(part.get("required"))))
-        optional = mapping(part.get("properties")).keys() - required
+        required = set(map(str, as_list(part.get("required"))))
+        optional = as_mapping(part.get("properties")).keys() - required
         is_closed = part.get("additionalProperties") is False and "patternProperties" not in part
         is_kept = part[key] == 0 or (part[key] == 1 and is_closed and not required)
-        return bool(optional) and not is_kept and _may_be("object", part)
+        return bool(optional) and not is_kept and _may_have_type("object", part)
     if key == "oneOf":
         # Where its parts can be told apart, it is kept to.
-        return len(listed(part[key])) > 1
+        return len(as_list(part[key])) > 1
     return key in _ERRORS
 
 
-def leave_out_idle(schema: Any) -> None:
+def remove_idle_keywords(schema: Any) -> None:
     """Take unsupported keywords that refuse nothing out of a schema and of all in it."""
-    parts = list(_all_parts(schema))
+    parts = list(_iter_all_parts(schema))
     # Such as #/x-definitions/a.
     led_through = {key for _, part in parts if isinstance(part.get("$ref"), str) for key in part["$ref"].split("/")}
     for _, part in parts:
@@ -200,22 +217,22 @@ def leave_out_idle(schema: Any) -> None:
         for keyword in [keyword for keyword in part if keyword in _SAID_ABOUT or keyword.startswith("x-")]:
             if keyword not in led_through:
                 del part[keyword]
-        if len(listed(part.get("oneOf"))) > 1:
+        if len(as_list(part.get("oneOf"))) > 1:
             # Beside another keyword llguidance looks behind references, and sees what tells them apart.
             part["discriminator"] = {}
         idle = [
             keyword
             for keyword, (kind, refuses_nothing) in _IDLE.items()
-            if keyword in part and (not _may_be(kind, part) or refuses_nothing(part[keyword], part))
+            if keyword in part and (not _may_have_type(kind, part) or refuses_nothing(part[keyword], part))
         ]
         for keyword in idle:
             del part[keyword]
 
 
-def _all_parts(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _iter_all_parts(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the parts of a schema that stand where the standard has schemas, and those that references lead to."""
     known = set[int]()
-    for parts in (in_its_places(schema), list(reachable(schema))):
+    for parts in (iter_standard_subschemas(schema), list(iter_reachable(schema))):
         for path, part in parts:
             if id(part) not in known:
                 known.add(id(part))
@@ -228,7 +245,7 @@ def _describes(part: dict[str, Any]) -> bool:
     return part["format"] in _ANNOTATIONS or (part["format"] == "time" and isinstance(part.get("pattern"), str))
 
 
-def _may_be(kind: str, part: dict[str, Any]) -> bool:
+def _may_have_type(kind: str, part: dict[str, Any]) -> bool:
     """Whether a value of a type may be one that a schema describes; of any type if none is named."""
     types = part.get("type")
     if not kind or not isinstance(types, str | list):
@@ -236,11 +253,11 @@ def _may_be(kind: str, part: dict[str, Any]) -> bool:
     return kind in ([types] if isinstance(types, str) else types)
 
 
-def _at_most(value: Any, most: int) -> bool:
+def _is_at_most(value: Any, most: int) -> bool:
     return is_number(value) and bool(value <= most)
 
 
-def named_places(places: Sequence[str]) -> str:
+def list_places(places: Sequence[str]) -> str:
     """Return places of a schema in words, for messages: the first of many."""
     more = f" and {len(places) - _MAX_NAMED} more places" if len(places) > _MAX_NAMED else ""
     return ", ".join(places[:_MAX_NAMED]) + more

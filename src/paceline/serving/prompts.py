@@ -19,7 +19,7 @@ from paceline.chat.prompts import ChatPrompt
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.constraints import JsonSchema
-from paceline.constraints.unsupported_keywords import named_places
+from paceline.constraints.unsupported_keywords import list_places
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.core.numbers import shown
@@ -264,7 +264,7 @@ async def _warn_unenforced(share: Share, request: GenerationRequest, named: Name
     places = await share.offload(Kind.COMPILING, lambda: source.unenforced)
     if not places:
         return request
-    warning = f"{named.field} is not strict, and nothing keeps the answer to {named_places(places)}: check it"
+    warning = f"{named.field} is not strict, and nothing keeps the answer to {list_places(places)}: check it"
     return replace(request, warnings=(*request.warnings, warning))
 
 
@@ -280,7 +280,7 @@ async def _warn_unenforced_tools(share: Share, request: GenerationRequest, tools
             if places := JsonSchema(function.get("parameters") or {}, strict=False).unenforced:
                 found.append(
                     f"function {function['name']} is not strict, and nothing keeps its arguments to "
-                    f"{named_places(places)}: check them"
+                    f"{list_places(places)}: check them"
                 )
         return found
 

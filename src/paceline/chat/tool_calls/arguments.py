@@ -16,9 +16,9 @@ from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_str
 from paceline.chat.tool_calls.literals import GEMMA_QUOTE, LiteralRules, gemma_key
 from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
-from paceline.constraints.prepared_schemas import prepared
-from paceline.constraints.schema_parts import in_its_places, said
-from paceline.constraints.unsupported_keywords import named_places
+from paceline.constraints.schema_parts import iter_standard_subschemas, shorten_pointer
+from paceline.constraints.schema_preparation import prepare_schema
+from paceline.constraints.unsupported_keywords import list_places
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
@@ -66,7 +66,7 @@ class ArgumentRules:
         if style == "json":
             self._rules.add(name, as_schema({"type": "object", **_closed(schema), **schema}, strict=strict))
             return ()
-        ready = prepared(json.loads(json.dumps(schema)), strict=strict)
+        ready = prepare_schema(json.loads(json.dumps(schema)), strict=strict)
         if strict and style not in TAGS:
             _check_kept(schema)
         known = ParameterSchema(ready.schema)
@@ -204,22 +204,23 @@ class _TaggedValue:
 
 def _check(schema: Schema) -> None:
     """Refuse what is no schema, as far as schemas are read here; llguidance looks at the rest."""
-    for path, part in in_its_places(schema):
+    for path, part in iter_standard_subschemas(schema):
         for keyword, (fits, what) in _FORMS.items():
             value = part.get(keyword)
             if value is not None and not fits(value):
                 raise ConstraintError(
-                    f"{said((*path, keyword))}: {shown(value)} is no {what}: give one, or leave the keyword out"
+                    f"{shorten_pointer((*path, keyword))}: {shown(value)} is no {what}: give one, or leave the "
+                    "keyword out"
                 )
 
 
 def _check_kept(schema: Schema) -> None:
     """Refuse what nothing can keep a value to that stands in no JSON, which llguidance sees nothing of."""
-    left_out = prepared(json.loads(json.dumps(schema)), strict=False).unenforced
+    left_out = prepare_schema(json.loads(json.dumps(schema)), strict=False).unenforced
     # One of several parts that can be told apart is kept to.
     if places := [place for place in left_out if not place.endswith("/oneOf")]:
         raise ConstraintError(
-            f"{named_places(places)}: nothing can keep an answer to that: leave it out, or say strict false and check "
+            f"{list_places(places)}: nothing can keep an answer to that: leave it out, or say strict false and check "
             "calls for it"
         )
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paceline.constraints.compiling import CompilingLimits
-from paceline.constraints.grammars import schema_text
+from paceline.constraints.compiler import CompilingLimits
+from paceline.constraints.llguidance_grammars import write_schema
 from paceline.constraints.sources import Whitespace
 from paceline.core.errors import ConstraintError
 
@@ -113,4 +113,4 @@ def as_schema(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "short"
         whitespace: where there may be space between the parts of the JSON.
         strict: refuse a schema that says what nothing can keep a value to, instead of leaving that out.
     """
-    return f"%json {schema_text(schema, whitespace, strict=strict)}"
+    return f"%json {write_schema(schema, whitespace, strict=strict)}"

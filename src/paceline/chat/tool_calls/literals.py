@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
-from paceline.constraints.schema_parts import is_number, listed
+from paceline.constraints.schema_parts import as_list, is_number
 from paceline.core.errors import ConstraintError
 
 Notation = Literal["gemma", "python"]
@@ -199,7 +199,7 @@ class LiteralRules:
         return f'{terminal} ":"'
 
     def _array(self, name: str, branch: Schema) -> None:
-        firsts = listed(branch.get("prefixItems")) or listed(branch.get("items"))
+        firsts = as_list(branch.get("prefixItems")) or as_list(branch.get("items"))
         others = branch.get("additionalItems") if isinstance(branch.get("items"), list) else branch.get("items")
         least, most = _count(branch.get("minItems"), 0), _count(branch.get("maxItems"), None)
         heads = [self.value(one) for one in firsts[:most]]

@@ -12,7 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from paceline.constraints.schema_limits import SchemaBudget
-from paceline.constraints.schema_parts import References, is_number, listed, mapping, subschemas, with_parts
+from paceline.constraints.schema_parts import (
+    References,
+    as_list,
+    as_mapping,
+    is_number,
+    iter_subschemas,
+    map_subschemas,
+)
 from paceline.core.errors import ConstraintError
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -64,7 +71,7 @@ class ParameterSchema:
     def __init__(self, schema: Schema) -> None:
         SchemaBudget().take(schema)
         self._whole = schema
-        self._references = References(schema, list(subschemas(schema)))
+        self._references = References(schema, list(iter_subschemas(schema)))
         self._num_steps = self._num_entries = 0
 
     @functools.cached_property
@@ -99,9 +106,9 @@ class ParameterSchema:
 
     def parameters(self, variant: Schema) -> list[Parameter]:
         """Return the parameters that a variant names, in its order, and then those that it needs alone."""
-        properties = mapping(variant.get("properties"))
-        needed = dict.fromkeys(name for name in listed(variant.get("required")) if isinstance(name, str))
-        more = mapping(variant.get("additionalProperties"))
+        properties = as_mapping(variant.get("properties"))
+        needed = dict.fromkeys(name for name in as_list(variant.get("required")) if isinstance(name, str))
+        more = as_mapping(variant.get("additionalProperties"))
         return [
             *(Parameter(name, part, name in needed) for name, part in properties.items()),
             *(Parameter(name, more, True) for name in needed if name not in properties),
@@ -151,7 +158,7 @@ class ParameterSchema:
             seen = (*seen, reference)
             beside = {key: value for key, value in found.items() if key != "$ref"}
             found = self._join(self._resolved(target, seen), beside)
-        parts = listed(found.get("allOf"))
+        parts = as_list(found.get("allOf"))
         if parts:
             found = {key: value for key, value in found.items() if key != "allOf"}
             for part in parts:
@@ -160,7 +167,7 @@ class ParameterSchema:
 
     def _branches(self, schema: Any, seen: tuple[int, ...]) -> Iterator[Schema]:
         whole = self._resolved(schema, ())
-        union = next((name for name in _UNIONS if listed(whole.get(name))), None)
+        union = next((name for name in _UNIONS if as_list(whole.get(name))), None)
         if union is None:
             yield whole
             return
@@ -195,7 +202,7 @@ class ParameterSchema:
         if not isinstance(schema, dict):
             return schema
         own = {key: one for key, one in schema.items() if key not in _OF_WHOLES}
-        copied = with_parts(own, lambda part: self._copied(part, names, shared))
+        copied = map_subschemas(own, lambda part: self._copied(part, names, shared))
         reference = schema.get("$ref")
         target = self._target(reference) if isinstance(reference, str) else None
         if target is not None and isinstance(reference, str):
@@ -215,7 +222,7 @@ def choices(schema: Schema) -> Sequence[Any]:
     """Return the values that a schema without references lists; none where it lists none."""
     if "const" in schema:
         return [schema["const"]]
-    return listed(schema.get("enum"))
+    return as_list(schema.get("enum"))
 
 
 def own_types(schema: Schema) -> list[str] | None:
@@ -261,7 +268,7 @@ def _joined(one: Schema, other: Schema) -> Schema:
             found[key] = value
         elif key == "pattern":
             # No pattern says two.
-            found["allOf"] = [*listed(found.get("allOf")), {key: value}]
+            found["allOf"] = [*as_list(found.get("allOf")), {key: value}]
         else:
             found[key] = _both(key, found[key], value)
     return found
@@ -292,7 +299,7 @@ def _both(key: str, one: Any, other: Any) -> Any:
 
 
 def _shared_types(one: Any, other: Any) -> Any:
-    left, right = ([kind] if isinstance(kind, str) else listed(kind) for kind in (one, other))
+    left, right = ([kind] if isinstance(kind, str) else as_list(kind) for kind in (one, other))
     both = [
         kind
         for kind in TYPES

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from paceline.chat.tool_calls.lark import ANY_TEXT
 from paceline.chat.tool_calls.schemas import Schema
-from paceline.constraints.installed import need_llguidance
-from paceline.constraints.schema_parts import is_number, listed, mapping
+from paceline.constraints.llguidance_import import import_llguidance
+from paceline.constraints.schema_parts import as_list, as_mapping, is_number
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
@@ -60,14 +60,14 @@ def text_pattern(schema: Schema, *, strict: bool) -> str:
     if least or most is not None:
         parts.append(f"/(.|\\n){{{least or 0},{'' if most is None else most}}}/")
     kind = schema.get("format")
-    patterns = [schema.get("pattern"), *(mapping(part).get("pattern") for part in listed(schema.get("allOf")))]
+    patterns = [schema.get("pattern"), *(as_mapping(part).get("pattern") for part in as_list(schema.get("allOf")))]
     for pattern in (one for one in patterns if isinstance(one, str)):
         found = _searched(pattern)
         if found is None and strict:
             raise ConstraintError(
                 f"the pattern {shown(pattern)} says what nothing can keep a text to: leave it out, or say strict false"
             )
-        parts += [] if found is None else [f"/{need_llguidance().regex_to_lark(found, '')}/"]
+        parts += [] if found is None else [f"/{import_llguidance().regex_to_lark(found, '')}/"]
     if isinstance(kind, str) and kind in _FORMATS and not parts:
         parts.append(f"/{_FORMATS[kind]}/")
     return " & ".join(parts) or ANY_TEXT

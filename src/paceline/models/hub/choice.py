@@ -52,7 +52,7 @@ def choose(asked: HubModel, paths: Iterable[str]) -> Chosen:
     """Return the files of a repository that are the model asked for.
 
     Args:
-        asked: the model.
+        reference: the model.
         paths: all files of the repository.
 
     Raises:

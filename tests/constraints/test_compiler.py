@@ -20,8 +20,8 @@ from paceline.constraints import (
     Lark,
     Regex,
     Source,
-    compiling,
-    grammars,
+    compiler,
+    llguidance_grammars,
 )
 from paceline.core.errors import CapabilityError, ConstraintError, QueueFullError
 from paceline.core.vocabulary import Vocabulary
@@ -32,13 +32,13 @@ from tests.timing import WAIT_S
 
 def count_compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     compiled: list[str] = []
-    grammar_of = grammars.grammar_of
+    grammar_of = llguidance_grammars.build_grammar
 
     def counted(source: object, vocabulary: object) -> str:
         compiled.append(source.text)  # type: ignore[attr-defined]
         return grammar_of(source, vocabulary)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiling, "grammar_of", counted)
+    monkeypatch.setattr(compiler, "build_grammar", counted)
     return compiled
 
 
@@ -91,8 +91,8 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Semaphore(0)
         self.goes_on = threading.Semaphore(0)
-        self._grammar_of = grammars.grammar_of
-        monkeypatch.setattr(compiling, "grammar_of", self._held)
+        self._grammar_of = llguidance_grammars.build_grammar
+        monkeypatch.setattr(compiler, "build_grammar", self._held)
 
     def _held(self, source: Source, vocabulary: Vocabulary) -> str:
         if source.text.startswith("slow"):

@@ -11,8 +11,20 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from paceline.constraints.closed_objects import close_objects
-from paceline.constraints.schema_parts import References, is_number, listed, mapping, reachable, subschemas
-from paceline.constraints.unsupported_keywords import check_patterns, leave_out_idle, leave_out_unenforced, unenforced
+from paceline.constraints.schema_parts import (
+    References,
+    as_list,
+    as_mapping,
+    is_number,
+    iter_reachable,
+    iter_subschemas,
+)
+from paceline.constraints.unsupported_keywords import (
+    check_patterns,
+    find_unenforced,
+    remove_idle_keywords,
+    remove_unenforced,
+)
 
 _JUST_WITHIN: Final = 1e-9
 """How far a bound is moved that is left out itself."""
@@ -35,10 +47,10 @@ class PreparedSchema(NamedTuple):
 
 def has_alternatives(schema: Any) -> bool:
     """Whether exactly one of several parts has to fit."""
-    return any(len(listed(part.get("oneOf"))) > 1 for _, part in reachable(schema))
+    return any(len(as_list(part.get("oneOf"))) > 1 for _, part in iter_reachable(schema))
 
 
-def prepared(schema: Any, *, strict: bool, closed: bool = True) -> PreparedSchema:
+def prepare_schema(schema: Any, *, strict: bool, closed: bool = True) -> PreparedSchema:
     """Return a schema as it is given to llguidance. What it is made of is changed in place.
 
     Args:
@@ -50,19 +62,19 @@ def prepared(schema: Any, *, strict: bool, closed: bool = True) -> PreparedSchem
         ConstraintError: it cannot be used.
     """
     # Held, so that none of these is made anew elsewhere under the same id.
-    parts = list(subschemas(schema))
+    parts = list(iter_subschemas(schema))
     paths = {id(part): path for path, part in parts}
-    for _, part in reachable(schema):
+    for _, part in iter_reachable(schema):
         _narrow_bounds(part)
     _name_properties(schema)
     if closed:
         close_objects(schema, paths)
-    leave_out_idle(schema)
+    remove_idle_keywords(schema)
     if strict:
         check_patterns(schema, paths)
         return PreparedSchema(schema, ())
-    places = unenforced(schema, paths)
-    leave_out_unenforced(schema)
+    places = find_unenforced(schema, paths)
+    remove_unenforced(schema)
     return PreparedSchema(schema, tuple(dict.fromkeys(places)))
 
 
@@ -89,16 +101,16 @@ def _is_small(value: Any) -> bool:
 
 def _name_properties(schema: Any) -> None:
     """Write objects whose names are of a list or a pattern as such that list these properties, in place."""
-    parts = list(reachable(schema))
+    parts = list(iter_reachable(schema))
     references: References | None = None
     for _, part in parts:
         names = part.get("propertyNames")
         if not isinstance(names, dict) or "properties" in part or "patternProperties" in part:
             continue
         if "$ref" in names:
-            references = references or References(schema, subschemas(schema))
+            references = references or References(schema, iter_subschemas(schema))
             found = references.targets(names["$ref"])
-            names = mapping(found[0]) if len(found) == 1 else {}
+            names = as_mapping(found[0]) if len(found) == 1 else {}
         said, rest = names.keys() - {"type", "title", "description"}, part.get("additionalProperties", True)
         if names.get("type", "string") != "string":
             continue

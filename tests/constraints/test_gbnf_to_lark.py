@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from paceline.constraints import Gbnf, gbnf
-from paceline.constraints.character_sets import holding, unions
-from paceline.constraints.gbnf_reader import Chars, Choice, Node, Ref, Repeat, Sequence, Token, read_gbnf
+from paceline.constraints import Gbnf, gbnf_to_lark
+from paceline.constraints.character_sets import least_fixed_point, transitive_unions
+from paceline.constraints.gbnf_parser import Chars, Choice, Node, Ref, Repeat, Sequence, Token, parse_gbnf
 from paceline.core.errors import ConstraintError
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.constraints.helpers import accepts, allowed_texts, start_of
@@ -27,7 +27,7 @@ def char(one: str) -> Chars:
 
 
 def test_what_a_grammar_is_read_as() -> None:
-    rules = read_gbnf(
+    rules = parse_gbnf(
         '# A comment\nroot ::= "ab" x* | [a-c\\]-] (\n "c"? # more\n | .{2,3} )\n\nx ::= |\n  [^\\n\\x00-\\x08]',
         no_token,
     )
@@ -49,7 +49,7 @@ def test_what_a_grammar_is_read_as() -> None:
 
 
 def test_more_repetitions_than_llama_cpp_counts_are_any_number() -> None:
-    assert read_gbnf('root ::= "a"{2,5000} "b"{3,}', no_token) == {
+    assert parse_gbnf('root ::= "a"{2,5000} "b"{3,}', no_token) == {
         "root": Sequence((Repeat(char("a"), 2, None), Repeat(char("b"), 3, None)))
     }
 
@@ -157,7 +157,7 @@ def test_sets_that_include_one_another(seed: int) -> None:
     number = draws.randint(1, 30)
     own = {key: 1 << key if draws.random() < 0.7 else 0 for key in range(number)}
     included = Counted({key: draws.choices(range(number), k=draws.randint(0, 3)) for key in range(number)})
-    found = unions(own, included)
+    found = transitive_unions(own, included)
     assert included.num_looked_up == 2 * number
     for key in range(number):
         reached, rest = set[int](), [key]
@@ -170,11 +170,17 @@ def test_sets_that_include_one_another(seed: int) -> None:
 
 
 def test_what_holds_of_parts_that_refer_to_one_another() -> None:
-    rules = read_gbnf('root ::= a b | "x"\na ::= b c*\nb ::= c? | a\nc ::= "c" root+\nd ::= d | a "d" | d b', no_token)
-    assert [name for name, rule in rules.items() if id(rule) in holding(rules, characters=False)] == ["root", "a", "b"]
-    assert [name for name, rule in rules.items() if id(rule) in holding(rules, characters=True)] == [*rules]
-    without_end = read_gbnf('root ::= a | "x"\na ::= b\nb ::= a b', no_token)
-    assert [name for name, rule in without_end.items() if id(rule) in holding(without_end, characters=True)] == ["root"]
+    rules = parse_gbnf('root ::= a b | "x"\na ::= b c*\nb ::= c? | a\nc ::= "c" root+\nd ::= d | a "d" | d b', no_token)
+    assert [name for name, rule in rules.items() if id(rule) in least_fixed_point(rules, characters=False)] == [
+        "root",
+        "a",
+        "b",
+    ]
+    assert [name for name, rule in rules.items() if id(rule) in least_fixed_point(rules, characters=True)] == [*rules]
+    without_end = parse_gbnf('root ::= a | "x"\na ::= b\nb ::= a b', no_token)
+    assert [
+        name for name, rule in without_end.items() if id(rule) in least_fixed_point(without_end, characters=True)
+    ] == ["root"]
 
 
 NUM_GRAMMARS = by_tier(150, quick=60)
@@ -185,7 +191,7 @@ NUM_GRAMMARS = by_tier(150, quick=60)
 )
 def test_the_texts_of_random_grammars(part: int, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if steps is not None:
-        monkeypatch.setattr(gbnf, "_MAX_STEPS", steps)
+        monkeypatch.setattr(gbnf_to_lark, "_MAX_STEPS", steps)
     seeds = range(part, NUM_GRAMMARS, 2 if steps is None else 4)
     num_texts = num_accepted = 0
     for seed in seeds:
@@ -197,7 +203,7 @@ def test_the_texts_of_random_grammars(part: int, steps: int | None, monkeypatch:
         except ConstraintError as error:
             assert "never ends" in str(error)  # noqa: PT017
             continue
-        rules = read_gbnf(text, no_token)
+        rules = parse_gbnf(text, no_token)
         for word in draws.sample(WORDS, 25) + WORDS[:13]:
             wanted = matches(rules, word)
             assert accepts(state, word) == wanted, f"{seed}: {word!r}\n{text}"

@@ -84,7 +84,7 @@ class Repeat:
 Node: TypeAlias = Chars | Token | Ref | Sequence | Choice | Repeat
 
 
-def read_gbnf(text: str, token_of: Callable[[str], int]) -> dict[str, Node]:
+def parse_gbnf(text: str, token_of: Callable[[str], int]) -> dict[str, Node]:
     """Return the rules of a grammar by name.
 
     Args:
@@ -94,7 +94,7 @@ def read_gbnf(text: str, token_of: Callable[[str], int]) -> dict[str, Node]:
     Raises:
         ConstraintError: the text is no grammar; the message says the line.
     """
-    reader = _Reader(text, token_of)
+    reader = _Parser(text, token_of)
     rules = reader.rules()
     if "root" not in rules:
         raise ConstraintError("the grammar has no rule named root: add root ::= and what an answer is")
@@ -104,7 +104,7 @@ def read_gbnf(text: str, token_of: Callable[[str], int]) -> dict[str, Node]:
     return rules
 
 
-class _Reader:
+class _Parser:
     def __init__(self, text: str, token_of: Callable[[str], int]) -> None:
         # As a C string ends.
         self._text = text.split("\0")[0]
@@ -117,17 +117,17 @@ class _Reader:
 
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
-        self._space(newlines=True)
+        self._skip_space(newlines=True)
         while self._next():
             name = self._name()
-            self._space(newlines=False)
+            self._skip_space(newlines=False)
             self._expect("::=", f"::= after the name {name[:40]}")
-            self._space(newlines=True)
+            self._skip_space(newlines=True)
             self._repeated.clear()
             rules[name] = self._choice(0)
             if self._next() and self._next() not in "\r\n":
                 raise self.error(f"{self._next()!r} is not expected here")
-            self._space(newlines=True)
+            self._skip_space(newlines=True)
         return rules
 
     def error(self, problem: str, place: int | None = None) -> ConstraintError:
@@ -138,7 +138,7 @@ class _Reader:
     def _next(self) -> str:
         return self._text[self._at : self._at + 1]
 
-    def _space(self, *, newlines: bool) -> None:
+    def _skip_space(self, *, newlines: bool) -> None:
         self._skip(_SPACE_AND_LINES if newlines else _SPACE)
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
@@ -164,15 +164,15 @@ class _Reader:
         if self._num_elements > MAX_ELEMENTS:
             raise self.error(f"the grammar has more than {MAX_ELEMENTS:,} characters and names: make it smaller")
 
-    def _made(self, node: Node, repeated: int = 1) -> Node:
+    def _count_part(self, node: Node, repeated: int = 1) -> Node:
         """Count a part, and note how often what it has in it is repeated at most."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise self.error(f"the grammar has more than {MAX_PARTS:,} groups and repetitions: make it smaller")
-        self._repeated[id(node)] = repeated * max(map(self._repeated_in, parts_of(node)), default=1)
+        self._repeated[id(node)] = repeated * max(map(self._max_repeats, children(node)), default=1)
         return node
 
-    def _repeated_in(self, node: Node) -> int:
+    def _max_repeats(self, node: Node) -> int:
         # Characters, tokens and names are not noted.
         return self._repeated.get(id(node), 1)
 
@@ -182,9 +182,9 @@ class _Reader:
         options = [self._sequence(depth)]
         while self._next() == "|":
             self._at += 1
-            self._space(newlines=True)
+            self._skip_space(newlines=True)
             options.append(self._sequence(depth))
-        return options[0] if len(options) == 1 else self._made(Choice(tuple(options)))
+        return options[0] if len(options) == 1 else self._count_part(Choice(tuple(options)))
 
     def _sequence(self, depth: int) -> Node:
         items: list[Node] = []
@@ -192,17 +192,17 @@ class _Reader:
             found = self._item(depth)
             if found is not None:
                 items.append(found)
-            elif (counts := self._counts()) is not None:
+            elif (counts := self._repeat_counts()) is not None:
                 if not items:
                     raise self.error("nothing comes before this that could be repeated")
                 least, most = counts
-                items[-1] = self._made(Repeat(items[-1], least, most), most or max(least, 1))
-                if self._repeated_in(items[-1]) > MAX_REPEATED:
+                items[-1] = self._count_part(Repeat(items[-1], least, most), most or max(least, 1))
+                if self._max_repeats(items[-1]) > MAX_REPEATED:
                     raise self.error(f"more than {MAX_REPEATED:,} repetitions, those of groups in groups multiplied")
             else:
                 break
-            self._space(newlines=depth > 0)
-        return items[0] if len(items) == 1 else self._made(Sequence(tuple(items)))
+            self._skip_space(newlines=depth > 0)
+        return items[0] if len(items) == 1 else self._count_part(Sequence(tuple(items)))
 
     def _item(self, depth: int) -> Node | None:
         following = self._next()
@@ -215,10 +215,10 @@ class _Reader:
         if following == ".":
             self._at += 1
             self._count()
-            return Chars(_without_surrogates([(0, _LAST)]))
+            return Chars(_drop_surrogates([(0, _LAST)]))
         if following == "(":
             self._at += 1
-            self._space(newlines=True)
+            self._skip_space(newlines=True)
             inside = self._choice(depth + 1)
             self._expect(")", "a closing parenthesis")
             return inside
@@ -238,7 +238,7 @@ class _Reader:
             point = self._char()
             chars.append(Chars(((point, point),)))
         self._at += 1
-        return chars[0] if len(chars) == 1 else self._made(Sequence(tuple(chars)))
+        return chars[0] if len(chars) == 1 else self._count_part(Sequence(tuple(chars)))
 
     def _class(self) -> Node:
         place = self._at
@@ -256,7 +256,7 @@ class _Reader:
                 raise self.error(f"the range from {chr(first)!r} to {chr(last)!r} is empty", place)
             ranges.append((first, last))
         self._at += 1
-        found = _without_surrogates(_negated(ranges) if negated else ranges)
+        found = _drop_surrogates(_negate(ranges) if negated else ranges)
         if not ranges or not found:
             raise self.error("no character is in this class", place)
         return Chars(found)
@@ -299,7 +299,7 @@ class _Reader:
         except ConstraintError as error:
             raise self.error(str(error), place) from None
 
-    def _counts(self) -> tuple[int, int | None] | None:
+    def _repeat_counts(self) -> tuple[int, int | None] | None:
         place = self._at
         following = self._next()
         known: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -325,7 +325,7 @@ def _is_word(char: str) -> bool:
     return bool(char) and char.isascii() and (char.isalnum() or char in "-_")
 
 
-def parts_of(node: Node) -> tuple[Node, ...]:
+def children(node: Node) -> tuple[Node, ...]:
     """Return what a node is made of."""
     match node:
         case Sequence():
@@ -338,16 +338,16 @@ def parts_of(node: Node) -> tuple[Node, ...]:
             return ()
 
 
-def nodes_of(node: Node) -> Iterator[Node]:
+def walk(node: Node) -> Iterator[Node]:
     """Yield a node and all in it."""
     rest = [node]
     while rest:
         found = rest.pop()
         yield found
-        rest += parts_of(found)
+        rest += children(found)
 
 
-def _negated(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _negate(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     found, start = [], 0
     for first, last in sorted(ranges):
         if start < first:
@@ -356,5 +356,5 @@ def _negated(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [*found, (start, _LAST)] if start <= _LAST else found
 
 
-def _without_surrogates(ranges: list[tuple[int, int]]) -> Ranges:
-    return tuple(_negated([*_negated(ranges), _SURROGATES]))
+def _drop_surrogates(ranges: list[tuple[int, int]]) -> Ranges:
+    return tuple(_negate([*_negate(ranges), _SURROGATES]))

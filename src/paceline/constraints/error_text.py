@@ -46,22 +46,22 @@ _TOO_MUCH = (
 _LEFT_OUT = ("Unimplemented keys", "Unknown format", "oneOf not fully supported", "min/maxProperties only supported")
 
 
-def is_excess(error: str) -> bool:
+def is_resource_error(error: str) -> bool:
     """Return whether an error says that something takes too much time or memory."""
     return any(part in error for part in _TOO_MUCH)
 
 
-def is_left_out(warning: str) -> bool:
+def is_unenforced_warning(warning: str) -> bool:
     """Return whether a warning says that something in a schema is not kept to."""
     return warning.startswith(_LEFT_OUT)
 
 
-def without_excerpt(error: str) -> str:
+def strip_excerpt(error: str) -> str:
     """Return an error without the lines of llguidance's own grammar, but with all else that tells its place."""
     return "\n".join(line for line in error.split("\n<non-verbose/>")[0].splitlines() if not _EXCERPT.match(line))
 
 
-def reason_of(error: str, *, with_place: bool = False) -> str:
+def one_line_reason(error: str, *, with_place: bool = False) -> str:
     """Return an error of llguidance on one line of bounded length.
 
     Args:

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.constraints.embedded_schemas import embedded_place
-from paceline.constraints.grammars import grammar_of, most_bytes, open_grammar_of
-from paceline.constraints.guided import Guide
-from paceline.constraints.installed import need_llguidance
-from paceline.constraints.reasons import is_excess, is_left_out, reason_of, without_excerpt
-from paceline.constraints.schema_errors import place_of, schema_reason
+from paceline.constraints.compiled_grammar import CompiledGrammar
+from paceline.constraints.embedded_schemas import locate_in_embedded
+from paceline.constraints.error_text import is_resource_error, is_unenforced_warning, one_line_reason, strip_excerpt
+from paceline.constraints.llguidance_grammars import build_grammar, build_open_grammar, max_source_bytes
+from paceline.constraints.llguidance_import import import_llguidance
+from paceline.constraints.schema_errors import explain_schema_error, find_error_pointer
 from paceline.constraints.schema_limits import MAX_BYTES
 from paceline.constraints.sources import Calls, JsonObject, JsonSchema, Lark, Source
-from paceline.constraints.vocabulary import tokenizer_of
+from paceline.constraints.vocabulary import build_tokenizer
 from paceline.core.arrays import BoolArray
 from paceline.core.constraint import Constraint
 from paceline.core.deep_stack import with_deep_stack
@@ -79,7 +79,7 @@ class CompilingLimits:
 class _Namespace:
     """What one client had compiled, the last used at the end, and the turn of what it has compiled now."""
 
-    kept: OrderedDict[str, tuple[int, Guide]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[str, tuple[int, CompiledGrammar]] = field(default_factory=OrderedDict)
     num_bytes: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -120,7 +120,7 @@ class ConstraintCompiler:
             mine = self._namespaces[whose]
         if (found := self._find(mine, key)) is not None:
             return found
-        most = min(self._limits.source_bytes, most_bytes(source))
+        most = min(self._limits.source_bytes, max_source_bytes(source))
         if source.num_bytes > most:
             raise ConstraintError(
                 f"{source.name} has {source.num_bytes:,} bytes, and the most is {most:,}: make it smaller"
@@ -130,26 +130,26 @@ class ConstraintCompiler:
         try:
             if (found := self._find(mine, key)) is not None:
                 return found
-            guide = with_deep_stack(lambda: self._build(source))
-            self._keep(mine, key, source.num_bytes, guide)
+            compiled = with_deep_stack(lambda: self._build(source))
+            self._keep(mine, key, source.num_bytes, compiled)
         finally:
             mine.turn.release()
-        return guide.start()
+        return compiled.start()
 
     def _find(self, mine: _Namespace, key: str) -> Constraint | None:
         with self._lock:
             if key not in mine.kept:
                 return None
             mine.kept.move_to_end(key)
-            _, guide = mine.kept[key]
+            _, compiled = mine.kept[key]
         # Where answers spoiled it, it is compiled anew, in the turn of this namespace.
-        return None if guide.is_spoiled else guide.start()
+        return None if compiled.is_spoiled else compiled.start()
 
-    def _keep(self, mine: _Namespace, key: str, num_bytes: int, guide: Guide) -> None:
+    def _keep(self, mine: _Namespace, key: str, num_bytes: int, compiled: CompiledGrammar) -> None:
         limits = self._limits
         with self._lock:
             before, _ = mine.kept.pop(key, (0, None))
-            mine.kept[key] = num_bytes, guide
+            mine.kept[key] = num_bytes, compiled
             mine.num_bytes += num_bytes - before
             while True:
                 spaces = self._namespaces.values()
@@ -162,25 +162,25 @@ class ConstraintCompiler:
                 _, (num_bytes, _) = largest.kept.popitem(last=False)
                 largest.num_bytes -= num_bytes
 
-    def _build(self, source: Source) -> Guide:
+    def _build(self, source: Source) -> CompiledGrammar:
         with self._reading:
             if self._tokenizer is None:
-                self._tokenizer = tokenizer_of(self._vocabulary)
+                self._tokenizer = build_tokenizer(self._vocabulary)
         tokenizer = self._tokenizer
-        if grammar := open_grammar_of(source):
-            self._checked(source, tokenizer, grammar)
-        grammar = grammar_of(source, self._vocabulary)
-        guide = Guide(
+        if grammar := build_open_grammar(source):
+            self._start_matcher(source, tokenizer, grammar)
+        grammar = build_grammar(source, self._vocabulary)
+        compiled = CompiledGrammar(
             source.name,
             self._vocabulary,
             tokenizer.tokenize_bytes,
-            lambda: self._checked(source, tokenizer, grammar),
+            lambda: self._start_matcher(source, tokenizer, grammar),
         )
-        self._check_start(source, grammar, guide)
-        return guide
+        self._check_start(source, grammar, compiled)
+        return compiled
 
-    def _checked(self, source: Source, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-        llguidance = need_llguidance()
+    def _start_matcher(self, source: Source, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+        llguidance = import_llguidance()
         limits = self._limits
         # Calls have schemas, and rules that no client wrote.
         has_rules = not isinstance(source, JsonSchema | JsonObject | Calls)
@@ -201,13 +201,13 @@ class ConstraintCompiler:
         problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
         for problem in problems:
             # What is left out of a schema is a warning where that was asked for, and an error elsewhere.
-            if matcher.is_error() or not is_left_out(problem):
-                raise ConstraintError(_refusal(source, problem))
+            if matcher.is_error() or not is_unenforced_warning(problem):
+                raise ConstraintError(_describe_refusal(source, problem))
         return matcher
 
-    def _check_start(self, source: Source, grammar: str, guide: Guide) -> None:
+    def _check_start(self, source: Source, grammar: str, compiled: CompiledGrammar) -> None:
         """Refuse a grammar that allows nothing, or that this vocabulary has no tokens for."""
-        start = guide.start()
+        start = compiled.start()
         try:
             allowed = start.mask()
             if allowed.sum() > allowed[list(self._vocabulary.end_ids)].sum():
@@ -234,21 +234,21 @@ class ConstraintCompiler:
             ConstraintError: there is no text at all, nor the empty one.
         """
         try:
-            matcher = self._checked(source, _byte_tokenizer(), grammar)
+            matcher = self._start_matcher(source, _build_byte_tokenizer(), grammar)
         except ConstraintError:
-            raise _allows_nothing(source) from None
+            raise _empty_grammar_error(source) from None
         may_follow = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(np.bool_)
         if matcher.is_error() or not may_follow.any():
-            raise _allows_nothing(source)
+            raise _empty_grammar_error(source)
         return may_follow[:256]
 
 
-def _allows_nothing(source: Source) -> ConstraintError:
+def _empty_grammar_error(source: Source) -> ConstraintError:
     return ConstraintError(f"{source.name} allows no text at all: no answer could keep to it")
 
 
-def _byte_tokenizer() -> Any:
-    llguidance = need_llguidance()
+def _build_byte_tokenizer() -> Any:
+    llguidance = import_llguidance()
 
     class Table:
         eos_token_id = 256
@@ -262,17 +262,17 @@ def _byte_tokenizer() -> Any:
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Table()))
 
 
-def _refusal(source: Source, problem: str) -> str:
-    if is_excess(problem):
+def _describe_refusal(source: Source, problem: str) -> str:
+    if is_resource_error(problem):
         return (
             f"{source.name} is too large to compile: give one with fewer alternatives, optional parts and "
             "counted repetitions"
         )
-    reason = schema_reason(reason_of(problem, with_place=isinstance(source, Lark)))
-    problem = without_excerpt(problem)
-    if isinstance(source, JsonSchema) and (place := place_of(problem, json.loads(source.text))):
+    reason = explain_schema_error(one_line_reason(problem, with_place=isinstance(source, Lark)))
+    problem = strip_excerpt(problem)
+    if isinstance(source, JsonSchema) and (place := find_error_pointer(problem, json.loads(source.text))):
         reason = f"{place}: {reason}"
-    elif isinstance(source, Lark) and (place := embedded_place(source.text, problem)):
+    elif isinstance(source, Lark) and (place := locate_in_embedded(source.text, problem)):
         line, _, reason = reason.partition(": ")
         number = re.match(r"line (\d+)", line)
         meaning = source.meaning(int(number[1])) if isinstance(source, Calls) and number else ""

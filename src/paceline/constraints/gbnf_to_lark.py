@@ -12,9 +12,9 @@ from functools import cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
-from paceline.constraints.budget import Budget, SpentError
-from paceline.constraints.character_sets import CharacterSets, holding
-from paceline.constraints.gbnf_reader import (
+from paceline.constraints.budget import Budget, BudgetExceededError
+from paceline.constraints.character_sets import CharacterSets, least_fixed_point
+from paceline.constraints.gbnf_parser import (
     Chars,
     Choice,
     Node,
@@ -22,11 +22,11 @@ from paceline.constraints.gbnf_reader import (
     Repeat,
     Sequence,
     Token,
-    nodes_of,
-    parts_of,
-    read_gbnf,
+    children,
+    parse_gbnf,
+    walk,
 )
-from paceline.constraints.lexemes import COPIED, MAX_PLACES, Lexeme, TooLargeError, lexeme_of, swallowed
+from paceline.constraints.lexemes import COPIED, MAX_PLACES, Lexeme, TooLargeError, build_lexeme, find_swallowed
 from paceline.core.errors import ConstraintError
 from paceline.core.vocabulary import Vocabulary
 
@@ -57,7 +57,7 @@ _DEEPEST = 6
 """Groups in groups that are written as such; what is deeper becomes a rule, as llguidance reads 30."""
 
 
-def lark_of(text: str, vocabulary: Vocabulary) -> str:
+def gbnf_to_lark(text: str, vocabulary: Vocabulary) -> str:
     """Return llguidance's grammar for llama.cpp's.
 
     Args:
@@ -68,14 +68,14 @@ def lark_of(text: str, vocabulary: Vocabulary) -> str:
         ConstraintError: the text is no grammar, or one of its rules allows no text.
     """
     try:
-        return _lark_of(text, vocabulary)
+        return _convert(text, vocabulary)
     except RecursionError:
         raise ConstraintError("the grammar is nested too deeply: write it with fewer rules in rules") from None
 
 
-def _lark_of(text: str, vocabulary: Vocabulary) -> str:
-    token_of = cache(partial(_token_of, vocabulary=vocabulary))
-    rules = _reachable(read_gbnf(text, token_of))
+def _convert(text: str, vocabulary: Vocabulary) -> str:
+    token_of = cache(partial(_resolve_token, vocabulary=vocabulary))
+    rules = _reachable_rules(parse_gbnf(text, token_of))
     if len(rules) > MAX_RULES:
         raise ConstraintError(f"the grammar has {len(rules):,} rules, and the most is {MAX_RULES:,}: make it smaller")
     _check_ends(rules)
@@ -83,7 +83,7 @@ def _lark_of(text: str, vocabulary: Vocabulary) -> str:
     return _Writer(rules, sorted(vocabulary.end_ids)).write()
 
 
-def _token_of(named: str, vocabulary: Vocabulary) -> int:
+def _resolve_token(named: str, vocabulary: Vocabulary) -> int:
     if named.startswith("<[") and named.endswith("]>"):
         number = named[2:-2]
         if not (number.isascii() and number.isdecimal() and int(number) < vocabulary.size):
@@ -97,10 +97,10 @@ def _token_of(named: str, vocabulary: Vocabulary) -> int:
 
 
 def _references(node: Node) -> list[str]:
-    return [each.name for each in nodes_of(node) if isinstance(each, Ref)]
+    return [each.name for each in walk(node) if isinstance(each, Ref)]
 
 
-def _reachable(rules: dict[str, Node]) -> dict[str, Node]:
+def _reachable_rules(rules: dict[str, Node]) -> dict[str, Node]:
     """Return the rules that the first refers to, in the order in which they are met."""
     found: dict[str, Node] = {}
     rest = ["root"]
@@ -114,7 +114,7 @@ def _reachable(rules: dict[str, Node]) -> dict[str, Node]:
 
 def _check_ends(rules: dict[str, Node]) -> None:
     """Refuse a rule whose texts never end, as it needs itself."""
-    ends = holding(rules, characters=True)
+    ends = least_fixed_point(rules, characters=True)
     for name, rule in rules.items():
         if id(rule) not in ends:
             raise ConstraintError(
@@ -136,10 +136,10 @@ def _without_right_recursion(name: str, node: Node) -> Node:
             others.append(option)
     if not again or not others:
         return node
-    return Sequence((Repeat(_choice(again), 0, None), _choice(others)))
+    return Sequence((Repeat(_make_choice(again), 0, None), _make_choice(others)))
 
 
-def _choice(options: list[Node]) -> Node:
+def _make_choice(options: list[Node]) -> Node:
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
@@ -158,7 +158,7 @@ class _Extent(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Found:
+class _LexemeUse:
     """A lexeme, the parts that are it, and the characters that may follow one of them."""
 
     lexeme: Lexeme
@@ -195,16 +195,16 @@ class _Writer:
 
     def write(self) -> str:
         try:
-            while found := self._swallowing():
+            while found := self._find_swallowing():
                 self._broken |= found
-        except SpentError:
+        except BudgetExceededError:
             self._is_spent = True
         self._names: dict[str | int, str] = {"root": "start"}
         self._pending: list[tuple[str, Node]] = [("start", self._rules["root"])]
         self._lines: list[str] = []
         while self._pending:
             name, node = self._pending.pop()
-            self._lines.append(f"{name}: {self._written(node, 0)}")
+            self._lines.append(f"{name}: {self._write_node(node, 0)}")
         return "\n".join(self._lines)
 
     def _find_flat(self) -> None:
@@ -213,7 +213,7 @@ class _Writer:
         users: dict[str, list[str]] = {name: [] for name in self._rules}
         ready: list[str] = []
         for name, node in self._rules.items():
-            if any(isinstance(each, Token) for each in nodes_of(node)):
+            if any(isinstance(each, Token) for each in walk(node)):
                 continue
             missing[name] = set(_references(node))
             for used in missing[name]:
@@ -246,7 +246,7 @@ class _Writer:
                 return None if below is None else below._replace(depth=below.depth + 1)
             case Token():
                 return None
-        parts = [self._extent(part) for part in parts_of(node)]
+        parts = [self._extent(part) for part in children(node)]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
@@ -274,7 +274,7 @@ class _Writer:
             return None
         self._budget.take(extent.ranges)
         try:
-            lexeme = lexeme_of(node, self._rules, self._sets.first, self._budget)
+            lexeme = build_lexeme(node, self._rules, self._sets.first, self._budget)
         except TooLargeError:
             return None
         return self._alike.setdefault(lexeme, lexeme)
@@ -285,34 +285,34 @@ class _Writer:
     def _items(self, node: Sequence) -> list[Node]:
         """Return the parts of a sequence that is no lexeme, those side by side that may be one in one."""
         items: list[Node] = []
-        rest = list(reversed(self._cut(node)))
+        rest = list(reversed(self._split(node)))
         while rest:
             item = rest.pop()
             if isinstance(item, Sequence) and self._is_flat(item) and self._lexeme(item) is None:
-                rest += reversed(self._cut(item))
+                rest += reversed(self._split(item))
             else:
                 items.append(item)
         return items
 
-    def _cut(self, node: Sequence) -> list[Node]:
+    def _split(self, node: Sequence) -> list[Node]:
         if self._is_spent:
             return list(node.items)
         if id(node) not in self._cuts:
             # The nodes are kept, so that nothing else has their identity.
-            runs = _runs(node.items, self._is_flat)
+            runs = _split_runs(node.items, self._is_flat)
             self._cuts[id(node)] = node, runs
             for run in runs:
                 if isinstance(run, Sequence):
                     self._sets.add(run)
         return self._cuts[id(node)][1]
 
-    def _swallowing(self) -> set[int]:
+    def _find_swallowing(self) -> set[int]:
         """Return the nodes of lexemes that could swallow what follows another.
 
         Raises:
             SpentError: it takes too long to tell.
         """
-        found: dict[int, _Found] = {}
+        found: dict[int, _LexemeUse] = {}
         seen: set[str] = {"root"}
         stack: list[tuple[Node, int]] = [(self._rules["root"], self._sets.follow["root"])]
         while stack:
@@ -320,7 +320,7 @@ class _Writer:
             self._budget.take(1)
             lexeme = self._lexeme(node)
             if lexeme is not None:
-                found.setdefault(id(lexeme), _Found(lexeme)).add(node, after)
+                found.setdefault(id(lexeme), _LexemeUse(lexeme)).add(node, after)
             elif isinstance(node, Ref):
                 if node.name not in seen:
                     seen.add(node.name)
@@ -330,10 +330,10 @@ class _Writer:
             elif isinstance(node, Repeat):
                 stack.append((node.item, after if node.most == 1 else after | self._sets.first(node.item)))
             else:
-                stack += [(option, after) for option in parts_of(node)]
-        return self._clashes(found.values())
+                stack += [(option, after) for option in children(node)]
+        return self._find_clashes(found.values())
 
-    def _clashes(self, found: Collection[_Found]) -> set[int]:
+    def _find_clashes(self, found: Collection[_LexemeUse]) -> set[int]:
         longer = [each for each in found if not each.lexeme.is_single]
         clashes: set[int] = set()
         for shorter in found:
@@ -350,12 +350,12 @@ class _Writer:
     def _takes(self, shorter: Lexeme, longer: Lexeme) -> int:
         pair = id(shorter), id(longer)
         if pair not in self._swallowed:
-            self._swallowed[pair] = swallowed(shorter, longer, self._budget)
+            self._swallowed[pair] = find_swallowed(shorter, longer, self._budget)
         return self._swallowed[pair]
 
     # How a grammar is written.
 
-    def _written(self, node: Node, depth: int) -> str:
+    def _write_node(self, node: Node, depth: int) -> str:
         lexeme = self._lexeme(node)
         if lexeme is not None and not lexeme.masks:
             return '""'
@@ -367,10 +367,10 @@ class _Writer:
                 if lexeme is None:
                     self._pending.append((self._names[key], self._rules[node.name]))
                 else:
-                    self._lines.append(f"{self._names[key]}: /{_regex(node, self._rules)}/")
+                    self._lines.append(f"{self._names[key]}: /{_write_regex(node, self._rules)}/")
             return self._names[key]
         if lexeme is not None or isinstance(node, Chars):
-            return f"/{_regex(node, self._rules)}/"
+            return f"/{_write_regex(node, self._rules)}/"
         if depth > _DEEPEST and not isinstance(node, Token):
             self._pending.append((f"g{len(self._pending)}_{id(node)}", node))
             return self._pending[-1][0]
@@ -380,49 +380,52 @@ class _Writer:
                 ids = sorted({*node.ids, *self._end_ids}) if node.negated else node.ids
                 return f"<[{'^' if node.negated else ''}{','.join(map(str, ids))}]>"
             case Sequence():
-                return " ".join(self._written(item, depth + 1) for item in self._items(node)) or '""'
+                return " ".join(self._write_node(item, depth + 1) for item in self._items(node)) or '""'
             case Choice():
-                return f"({' | '.join(self._written(option, depth + 1) for option in node.options)})"
+                return f"({' | '.join(self._write_node(option, depth + 1) for option in node.options)})"
             case Repeat():
-                return f"({self._written(node.item, depth + 1)}){_counts(node)}"
+                return f"({self._write_node(node.item, depth + 1)}){_write_counts(node)}"
 
 
-def _runs(items: tuple[Node, ...], is_flat: Callable[[Node], bool]) -> list[Node]:
+def _split_runs(items: tuple[Node, ...], is_flat: Callable[[Node], bool]) -> list[Node]:
     """Return what a sequence is first taken apart into."""
     if all(map(is_flat, items)):
-        return list(items) if len(items) > _LONGEST_RUN else [_sequence(items[:-1]), items[-1]]
+        return list(items) if len(items) > _LONGEST_RUN else [_make_sequence(items[:-1]), items[-1]]
     runs: list[Node] = []
     for flat, group in groupby(items, is_flat):
         part = tuple(group)
-        runs += [_sequence(part)] if flat else part
+        runs += [_make_sequence(part)] if flat else part
     return runs
 
 
-def _sequence(items: tuple[Node, ...]) -> Node:
+def _make_sequence(items: tuple[Node, ...]) -> Node:
     return items[0] if len(items) == 1 else Sequence(items)
 
 
-def _counts(node: Repeat) -> str:
+def _write_counts(node: Repeat) -> str:
     return f"{{{node.least},{'' if node.most is None else node.most}}}"
 
 
-def _regex(node: Node, rules: dict[str, Node]) -> str:
+def _write_regex(node: Node, rules: dict[str, Node]) -> str:
     match node:
         case Chars():
-            ranges = [_char(first) if first == last else f"{_char(first)}-{_char(last)}" for first, last in node.ranges]
+            ranges = [
+                _write_char(first) if first == last else f"{_write_char(first)}-{_write_char(last)}"
+                for first, last in node.ranges
+            ]
             return ranges[0] if node.ranges[0][0] == node.ranges[-1][1] else f"[{''.join(ranges)}]"
         case Ref():
-            return _regex(rules[node.name], rules)
+            return _write_regex(rules[node.name], rules)
         case Sequence():
-            return "".join(_regex(item, rules) for item in node.items)
+            return "".join(_write_regex(item, rules) for item in node.items)
         case Choice():
-            return f"(?:{'|'.join(_regex(option, rules) for option in node.options)})"
+            return f"(?:{'|'.join(_write_regex(option, rules) for option in node.options)})"
         case Repeat():
-            return f"(?:{_regex(node.item, rules)}){_counts(node)}"
+            return f"(?:{_write_regex(node.item, rules)}){_write_counts(node)}"
         case Token():
             raise AssertionError("a token is no part of a lexeme")
 
 
-def _char(point: int) -> str:
+def _write_char(point: int) -> str:
     char = chr(point)
     return char if char.isascii() and char.isalnum() else f"\\x{{{point:x}}}"

@@ -7,11 +7,11 @@ import math
 import re
 from typing import Any
 
-from paceline.constraints.embedded_schemas import embedded_schemas, place_in
-from paceline.constraints.gbnf import lark_of
-from paceline.constraints.installed import need_llguidance
-from paceline.constraints.prepared_schemas import has_alternatives, prepared
+from paceline.constraints.embedded_schemas import find_embedded_schemas, line_and_column
+from paceline.constraints.gbnf_to_lark import gbnf_to_lark
+from paceline.constraints.llguidance_import import import_llguidance
 from paceline.constraints.schema_limits import MAX_PATTERN, SchemaBudget
+from paceline.constraints.schema_preparation import has_alternatives, prepare_schema
 from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
 from paceline.core.errors import ConstraintError
 from paceline.core.vocabulary import Vocabulary
@@ -35,17 +35,17 @@ MAX_LARK_RULES = 500
 """Rules: those that double others take time with their square, and stack with their number."""
 
 
-def _options(whitespace: Whitespace, *, strict: bool) -> dict[str, object]:
+def _schema_options(whitespace: Whitespace, *, strict: bool) -> dict[str, object]:
     """Return how llguidance reads a schema."""
     return {"lenient": not strict, "coerce_one_of": not strict, **_WHITESPACE[whitespace]}
 
 
-_OWN_OPTIONS = [_options(whitespace, strict=strict) for whitespace in _WHITESPACE for strict in (True, False)]
+_OWN_OPTIONS = [_schema_options(whitespace, strict=strict) for whitespace in _WHITESPACE for strict in (True, False)]
 
 _RULE = re.compile(r"^\s*[?!]*[A-Za-z_][\w-]*\s*(?:[\[{(.:])", re.MULTILINE)
 
 
-def most_bytes(source: Source) -> float:
+def max_source_bytes(source: Source) -> float:
     """Return the most bytes that the text of a source may have, as far as that is its notation's own limit."""
     match source:
         case Calls():
@@ -58,7 +58,7 @@ def most_bytes(source: Source) -> float:
             return math.inf
 
 
-def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
+def build_grammar(source: Source, vocabulary: Vocabulary) -> str:
     """Return llguidance's grammar for a source.
 
     Args:
@@ -70,11 +70,11 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
     """
     match source:
         case JsonSchema():
-            lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace, strict=source.strict)}"
+            lark = f"start: %json {write_schema(json.loads(source.text), source.whitespace, strict=source.strict)}"
         case JsonObject():
-            lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace)}"
+            lark = f"start: %json {write_schema(json.loads(source.text), source.whitespace)}"
         case Gbnf():
-            lark = lark_of(source.text, vocabulary)
+            lark = gbnf_to_lark(source.text, vocabulary)
         case Lark():
             _check_embedded(source)
             num_rules = len(_RULE.findall(source.text))
@@ -84,27 +84,27 @@ def grammar_of(source: Source, vocabulary: Vocabulary) -> str:
                 )
             lark = source.text
         case Regex():
-            lark = f"start: /{need_llguidance().regex_to_lark(source.text, '')}/"
+            lark = f"start: /{import_llguidance().regex_to_lark(source.text, '')}/"
         case Choice():
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(source.text))
             lark = f"start: CHOICE\nCHOICE: {texts}"
-    grammar: str = need_llguidance().LLMatcher.grammar_from_lark(f"{lark}\n{_ALL_TOKENS}")
+    grammar: str = import_llguidance().LLMatcher.grammar_from_lark(f"{lark}\n{_ALL_TOKENS}")
     return grammar
 
 
-def open_grammar_of(source: Source) -> str:
+def build_open_grammar(source: Source) -> str:
     """Return the grammar of a schema with its objects open, if it has to be one; empty if not.
 
     Objects that are closed may tell alternatives of ``oneOf`` apart, of which the schema itself allows both at once.
     """
     if not isinstance(source, JsonSchema) or not source.strict or not has_alternatives(json.loads(source.text)):
         return ""
-    lark = f"start: %json {schema_text(json.loads(source.text), source.whitespace, closed=False)}"
-    grammar: str = need_llguidance().LLMatcher.grammar_from_lark(lark)
+    lark = f"start: %json {write_schema(json.loads(source.text), source.whitespace, closed=False)}"
+    grammar: str = import_llguidance().LLMatcher.grammar_from_lark(lark)
     return grammar
 
 
-def schema_text(schema: Any, whitespace: Whitespace = "short", *, strict: bool = True, closed: bool = True) -> str:
+def write_schema(schema: Any, whitespace: Whitespace = "short", *, strict: bool = True, closed: bool = True) -> str:
     """Return a schema as it stands in llguidance's grammar, with how it is read.
 
     Args:
@@ -121,18 +121,20 @@ def schema_text(schema: Any, whitespace: Whitespace = "short", *, strict: bool =
         raise ConstraintError("the JSON schema is false and allows no text at all: no answer could keep to it")
     # Its own settings are no part of the standard, and a user's were refused.
     whole = json.loads(json.dumps(schema)) if isinstance(schema, dict) else {}
-    whole = prepared(whole, strict=strict, closed=closed).schema
-    whole["x-guidance"] = _options(whitespace, strict=strict)
+    whole = prepare_schema(whole, strict=strict, closed=closed).schema
+    whole["x-guidance"] = _schema_options(whitespace, strict=strict)
     return json.dumps(whole, ensure_ascii=False)
 
 
 def _check_embedded(source: Lark) -> None:
     """Refuse schemas in a grammar in Lark's notation that would take too long, as those that stand alone."""
     budget = SchemaBudget()
-    for start, schema in embedded_schemas(source.text):
+    for start, schema in find_embedded_schemas(source.text):
         if schema.get("x-guidance") in _OWN_OPTIONS:
             del schema["x-guidance"]
         try:
             budget.take(schema)
         except ConstraintError as error:
-            raise ConstraintError(f"{source.name} cannot be used: {place_in(source.text, start)}: {error}") from None
+            raise ConstraintError(
+                f"{source.name} cannot be used: {line_and_column(source.text, start)}: {error}"
+            ) from None

@@ -8,7 +8,7 @@ from types import ModuleType
 from paceline.core.extras import missing
 
 
-def need_llguidance() -> ModuleType:
+def import_llguidance() -> ModuleType:
     """Import llguidance when it is first needed.
 
     Raises:

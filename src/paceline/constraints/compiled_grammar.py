@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from paceline.constraints.reasons import is_excess, reason_of
+from paceline.constraints.error_text import is_resource_error, one_line_reason
 from paceline.core.arrays import BoolArray
 from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import ConstraintError
@@ -51,7 +51,7 @@ _Path: TypeAlias = "tuple[_Path, int] | None"
 """The tokens that led to a state, the last one first: states that were one share what came before."""
 
 
-class _Allowance:
+class _TimeAllowance:
     """The processor time that the states of one answer may take together: other answers wait meanwhile.
 
     No count of llguidance's tells how long a mask took, so that the limits are far from what honest grammars take.
@@ -85,7 +85,7 @@ class _Allowance:
             self._left_s -= time.thread_time() - began_s
 
 
-class Guide:
+class CompiledGrammar:
     """A compiled grammar. Any thread may use it.
 
     Args:
@@ -119,17 +119,17 @@ class Guide:
         self._matcher = build()
         self._generation = 0
 
-    def start(self) -> GuidedConstraint:
+    def start(self) -> GrammarConstraint:
         """Return the state in which an answer begins."""
-        allowance = _Allowance(self.size)
-        return GuidedConstraint(self, allowance, *self.fresh(allowance))
+        allowance = _TimeAllowance(self.size)
+        return GrammarConstraint(self, allowance, *self.fresh(allowance))
 
     @property
     def is_spoiled(self) -> bool:
         """Whether the next state needs new automata."""
         return self._generation <= self.spoiled
 
-    def fresh(self, allowance: _Allowance) -> tuple[LLMatcher, int]:
+    def fresh(self, allowance: _TimeAllowance) -> tuple[LLMatcher, int]:
         """Return a start state with automata that are not spoiled, and of which generation they are.
 
         Args:
@@ -137,11 +137,11 @@ class Guide:
         """
         with self._lock:
             if self.is_spoiled:
-                self._matcher = with_deep_stack(lambda: self._paid(allowance))
+                self._matcher = with_deep_stack(lambda: self._build_timed(allowance))
                 self._generation += 1
             return self._matcher.deep_copy(), self._generation
 
-    def _paid(self, allowance: _Allowance) -> LLMatcher:
+    def _build_timed(self, allowance: _TimeAllowance) -> LLMatcher:
         with allowance.spending():
             return self._build()
 
@@ -158,22 +158,24 @@ class Guide:
         )
 
 
-class GuidedConstraint:
+class GrammarConstraint:
     """The :class:`~paceline.core.constraint.Constraint` of a compiled grammar.
 
     A state that raised is of no further use. Each may be in another thread.
 
     Args:
-        guide: the grammar.
+        grammar: the grammar.
         allowance: processor time of the whole answer.
         matcher: where in the grammar the answer is; nobody else may move it.
         generation: of the matcher's automata.
     """
 
-    __slots__ = ("_allowance", "_forced", "_generation", "_guide", "_mask", "_matcher", "_path", "_silent")
+    __slots__ = ("_allowance", "_forced", "_generation", "_grammar", "_mask", "_matcher", "_path", "_silent")
 
-    def __init__(self, guide: Guide, allowance: _Allowance, matcher: LLMatcher, generation: int) -> None:
-        self._guide = guide
+    def __init__(
+        self, grammar: CompiledGrammar, allowance: _TimeAllowance, matcher: LLMatcher, generation: int
+    ) -> None:
+        self._grammar = grammar
         self._allowance = allowance
         self._matcher = matcher
         self._generation = generation
@@ -183,11 +185,11 @@ class GuidedConstraint:
         # Tokens for which nothing is told yet.
         self._silent = 0
 
-    def fork(self) -> GuidedConstraint:
+    def fork(self) -> GrammarConstraint:
         """Return the same state, to be moved on by itself."""
         with self._allowance.spending():
             matcher = self._matcher.deep_copy()
-        other = GuidedConstraint(self._guide, self._allowance, matcher, self._generation)
+        other = GrammarConstraint(self._grammar, self._allowance, matcher, self._generation)
         other._path, other._mask, other._forced = self._path, self._mask, self._forced
         other._silent = self._silent
         return other
@@ -198,7 +200,7 @@ class GuidedConstraint:
             return self._num_allowed(token_ids)
 
     def _num_allowed(self, token_ids: Sequence[int]) -> int:
-        size = self._guide.size
+        size = self._grammar.size
         known = next((i for i, token_id in enumerate(token_ids) if not 0 <= token_id < size), len(token_ids))
         if not known:
             return 0
@@ -211,16 +213,16 @@ class GuidedConstraint:
         Raises:
             ConstraintError: the token may not follow here, or the grammar takes too much time or memory.
         """
-        if not 0 <= token_id < self._guide.size or (self._mask is not None and not self._mask[token_id]):
-            raise self._refusal(token_id)
+        if not 0 <= token_id < self._grammar.size or (self._mask is not None and not self._mask[token_id]):
+            raise self._rejection_error(token_id)
         self._allowance.earn()
         self._check_allowance()
         with self._allowance.spending():
             self._keep_up()
             if not self._matcher.consume_token(token_id) and not (
-                self._recovers() and self._matcher.consume_token(token_id)
+                self._recover() and self._matcher.consume_token(token_id)
             ):
-                raise self._failure() or self._refusal(token_id)
+                raise self._state_error() or self._rejection_error(token_id)
         self._path = self._path, token_id
         self._mask = None
         self._silent = max(self._silent - 1, 0)
@@ -239,12 +241,12 @@ class GuidedConstraint:
             self._check_allowance()
             with self._allowance.spending():
                 self._keep_up()
-                mask = _mask_of(self._matcher, self._guide.size)
-                if self._matcher.is_error() and self._recovers():
-                    mask = _mask_of(self._matcher, self._guide.size)
+                mask = _compute_mask(self._matcher, self._grammar.size)
+                if self._matcher.is_error() and self._recover():
+                    mask = _compute_mask(self._matcher, self._grammar.size)
             if self._matcher.is_error() or not mask.any():
-                raise self._failure() or ConstraintError(
-                    f"no token of this model's vocabulary can go on with an answer in {self._guide.name}"
+                raise self._state_error() or ConstraintError(
+                    f"no token of this model's vocabulary can go on with an answer in {self._grammar.name}"
                 )
             mask.flags.writeable = False
             self._mask = mask
@@ -256,7 +258,7 @@ class GuidedConstraint:
             return ()
         if self._forced is None:
             with self._allowance.spending():
-                self._forced = () if self._guide.is_slow else self._find_forced()
+                self._forced = () if self._grammar.is_slow else self._find_forced()
         return self._forced
 
     def _find_forced(self) -> tuple[int, ...]:
@@ -265,14 +267,14 @@ class GuidedConstraint:
         ahead = self._matcher.deep_copy()
         begun = self._begin_forced(ahead, began_s + _SLOW_S)
         if begun is not None:
-            found = self._guide.spelled(begun)[:_MAX_FORCED]
+            found = self._grammar.spelled(begun)[:_MAX_FORCED]
         else:
             ahead = self._matcher.deep_copy()
             # Masks look for no such bytes (see grammars.py), and tokens are made of those that were looked for.
             ahead.compute_ff_bytes()
             found = ahead.compute_ff_tokens()[:_MAX_FORCED]
         if self._spoils(ahead) or ahead.is_error() or time.thread_time() - began_s > _SLOW_S:
-            self._guide.is_slow = True
+            self._grammar.is_slow = True
         return tuple(found[: self._num_allowed(found)])
 
     def _begin_forced(self, ahead: LLMatcher, until_s: float) -> bytes | None:
@@ -286,14 +288,14 @@ class GuidedConstraint:
         """
         found = bytearray()
         for step in range(_MAX_FORCED):
-            may_follow = np.flatnonzero(_mask_of(ahead, self._guide.size)).tolist()
+            may_follow = np.flatnonzero(_compute_mask(ahead, self._grammar.size)).tolist()
             if ahead.is_error():
                 return b""
             if step > _FEW and time.thread_time() > until_s:
                 break
             if not 0 < len(may_follow) <= _MAX_ALIKE:
                 return None
-            texts = {self._guide.token_bytes(token_id): token_id for token_id in may_follow}
+            texts = {self._grammar.token_bytes(token_id): token_id for token_id in may_follow}
             least, most = min(texts), max(texts)
             # What begins the first and the last of them begins all that are between.
             certain = [text for text in texts if text and least.startswith(text) and most.startswith(text)]
@@ -305,19 +307,19 @@ class GuidedConstraint:
 
     def _check_allowance(self) -> None:
         if self._allowance.is_spent:
-            raise self._guide.excess()
+            raise self._grammar.excess()
 
     def _keep_up(self) -> None:
         """Go on with new automata if another state took too much of those there were."""
-        if self._generation <= self._guide.spoiled:
+        if self._generation <= self._grammar.spoiled:
             self._renew()
 
-    def _recovers(self) -> bool:
+    def _recover(self) -> bool:
         """Whether the state goes on with new automata, if it failed as too much was taken of those there were."""
         return self._spoils(self._matcher) and self._renew() and not self._spoils(self._matcher)
 
     def _renew(self) -> bool:
-        self._matcher, self._generation = self._guide.fresh(self._allowance)
+        self._matcher, self._generation = self._grammar.fresh(self._allowance)
         token_ids: list[int] = []
         path = self._path
         while path is not None:
@@ -329,24 +331,24 @@ class GuidedConstraint:
         """Whether a matcher of these automata failed as too much was taken of them, which is noted."""
         if "lexer error" not in matcher.get_error():
             return False
-        self._guide.spoil(self._generation)
+        self._grammar.spoil(self._generation)
         return True
 
-    def _refusal(self, token_id: int) -> ConstraintError:
-        return ConstraintError(f"token {token_id} may not follow here in an answer that keeps to {self._guide.name}")
+    def _rejection_error(self, token_id: int) -> ConstraintError:
+        return ConstraintError(f"token {token_id} may not follow here in an answer that keeps to {self._grammar.name}")
 
-    def _failure(self) -> ConstraintError | None:
+    def _state_error(self) -> ConstraintError | None:
         """Return the error of a state that failed by itself, and not by what it was given."""
         error = self._matcher.get_error()
         self._spoils(self._matcher)
-        if is_excess(error):
-            return self._guide.excess()
+        if is_resource_error(error):
+            return self._grammar.excess()
         if not error or "token" in error or "NoExtension" in error:
             return None
-        return ConstraintError(f"an answer in {self._guide.name} cannot go on: {reason_of(error)}")
+        return ConstraintError(f"an answer in {self._grammar.name} cannot go on: {one_line_reason(error)}")
 
 
-def _mask_of(matcher: LLMatcher, size: int) -> BoolArray:
+def _compute_mask(matcher: LLMatcher, size: int) -> BoolArray:
     words = np.zeros((size + 31) // 32, dtype=np.int32)
     matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     return np.unpackbits(words.view(np.uint8), count=size, bitorder="little").view(np.bool_)

@@ -22,7 +22,7 @@ from paceline.constraints import (
     Regex,
     Whitespace,
 )
-from paceline.constraints.guided import GuidedConstraint
+from paceline.constraints.compiled_grammar import GrammarConstraint
 from paceline.constraints.sources import Source
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
@@ -175,7 +175,7 @@ class Recorded:
 )
 def test_what_has_no_end_is_not_looked_for_at_once(source: Source, forced: bytes | None) -> None:
     state = start_of(source)
-    assert isinstance(state, GuidedConstraint)
+    assert isinstance(state, GrammarConstraint)
     looked: list[int] = []
     setattr(state, "_matcher", Recorded(state._matcher, looked))  # noqa: B010
     assert bytes(state.forced()) == (forced or b'["' + b"x" * 126)
@@ -307,13 +307,13 @@ def write(state: Constraint, text: str) -> None:
 
 def count_built(compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     built: list[object] = []
-    checked = compiler._checked
+    checked = compiler._start_matcher
 
     def counted(*args: Any) -> Any:
         built.append(args)
         return checked(*args)
 
-    monkeypatch.setattr(compiler, "_checked", counted)
+    monkeypatch.setattr(compiler, "_start_matcher", counted)
     return built
 
 
@@ -349,7 +349,7 @@ def test_making_automata_anew_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time, "thread_time", itertools.count(0, 0.05).__next__)
     for _ in range(100):
         # No matter whose answer spoils them: here one that nobody else asked for.
-        other._guide.spoil(other._guide._generation)  # type: ignore[attr-defined]
+        other._grammar.spoil(other._grammar._generation)  # type: ignore[attr-defined]
         try:
             write(other, "cb")
         except ConstraintError as error:
@@ -367,7 +367,7 @@ def test_automata_that_were_spoiled_are_not_made_anew_for_a_new_answer(monkeypat
     with pytest.raises(ConstraintError, match="takes too much"):
         write(greedy, "a" * 1_000)
     again = compiler.compile(GREEDY)
-    assert again._guide is not other._guide  # type: ignore[attr-defined]
+    assert again._grammar is not other._grammar  # type: ignore[attr-defined]
     assert accepts(again, "bc")
     assert accepts(other, "bc")
 
