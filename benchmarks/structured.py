@@ -40,7 +40,7 @@ from jsonschema.validators import validator_for
 import paceline
 from benchmarks.progress import progress_bar
 from benchmarks.server_process import ServerProcess
-from paceline.chat.sources import has_template
+from paceline.chat.template_sources import has_template
 from paceline.constraints import JsonSchema
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError, InputError

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from paceline.async_streams import AsyncStream
     from paceline.chat.async_replies import AsyncReplyStream
     from paceline.chat.messages import Message
+    from paceline.chat.prompt_builder import ChatPromptBuilder
     from paceline.chat.prompts import ChatPrompt
-    from paceline.chat.reader import ChatReader
     from paceline.chat.replies import Reply, ReplyStream
 
 Wrap: TypeAlias = Callable[[Verifier, Sequence[int]], Verifier]
@@ -149,7 +149,7 @@ class Model:
         self._closed = False
         self._closing = closing
         self._compiler = ConstraintCompiler(target.vocabulary)
-        self._chat_readers: dict[str | Path | None, ChatReader] = {}
+        self._chat_readers: dict[str | Path | None, ChatPromptBuilder] = {}
 
     @property
     def memory_plan(self) -> MemoryPlan | None:
@@ -363,10 +363,10 @@ class Model:
         prompt = self.chat_prompt(messages, tools=tools, chat=params, max_tokens=max_tokens)
         return self._chat_reader(params.replaced_by).reading_calls(prompt, tools)
 
-    def _chat_reader(self, replaced_by: str | Path | None) -> ChatReader:
+    def _chat_reader(self, replaced_by: str | Path | None) -> ChatPromptBuilder:
         """Return what makes prompts of conversations, by the model's own template or another."""
-        from paceline.chat.reader import ChatReader
-        from paceline.chat.sources import find_template, no_template
+        from paceline.chat.prompt_builder import ChatPromptBuilder
+        from paceline.chat.template_sources import find_template, no_template_error
 
         reader = self._chat_readers.get(replaced_by)
         if reader is None:
@@ -375,8 +375,8 @@ class Model:
             path = Path(self.target_options.path)
             template = find_template(path, self.target.vocabulary, replaced_by=replaced_by)
             if template is None:
-                raise no_template(path)
-            reader = ChatReader(template, self.target.vocabulary, self.target.capabilities.context_length)
+                raise no_template_error(path)
+            reader = ChatPromptBuilder(template, self.target.vocabulary, self.target.capabilities.context_length)
             # Several threads may have made one.
             self._chat_readers[replaced_by] = reader
         return reader

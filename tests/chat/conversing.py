@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.chat.reader import ChatReader
+from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.chat.template import ChatTemplate
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.models.helpers import edited_gguf
@@ -82,9 +82,11 @@ class ControlledBytes(ScriptedVocabulary):
         return token_ids
 
 
-def reader_of(source: str, *, context_length: int = 4096, vocabulary: ScriptedVocabulary | None = None) -> ChatReader:
+def reader_of(
+    source: str, *, context_length: int = 4096, vocabulary: ScriptedVocabulary | None = None
+) -> ChatPromptBuilder:
     """Return what makes prompts by a template."""
-    return ChatReader(
+    return ChatPromptBuilder(
         ChatTemplate(source, origin="a.gguf"),
         vocabulary or ControlledBytes(),
         context_length,

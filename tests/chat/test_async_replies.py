@@ -16,7 +16,7 @@ import paceline
 from paceline.async_streams import AsyncStream
 from paceline.chat.async_replies import AsyncReplyStream
 from paceline.chat.params import ChatParams
-from paceline.chat.reader import ChatReader
+from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine
 from tests.chat.conversing import BEGUN, CHATML, CONTROLS, THINKING, ControlledBytes, chat_gguf, reader_of
@@ -183,10 +183,10 @@ def test_what_cannot_be_is_raised_before_an_answer_begins(instruct: Path) -> Non
 def test_a_prompt_is_made_beside_the_event_loop_and_given_up_with_the_task(
     instruct: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt, reached, let_through = ChatReader.prompt, threading.Event(), threading.Event()
+    prompt, reached, let_through = ChatPromptBuilder.prompt, threading.Event(), threading.Event()
     threads: list[int] = []
 
-    def wait(self: ChatReader, *arguments: Any, **named: Any) -> Any:
+    def wait(self: ChatPromptBuilder, *arguments: Any, **named: Any) -> Any:
         threads.append(threading.get_ident())
         reached.set()
         assert let_through.wait(WAIT_S)
@@ -194,7 +194,7 @@ def test_a_prompt_is_made_beside_the_event_loop_and_given_up_with_the_task(
 
     with paceline.load(instruct, policy=paceline.NO_SPECULATION, context_length=256) as model:
         worker = model.worker.call(threading.get_ident)
-        monkeypatch.setattr(ChatReader, "prompt", wait)
+        monkeypatch.setattr(ChatPromptBuilder, "prompt", wait)
 
         async def ask() -> None:
             task = asyncio.create_task(model.achat("a", max_tokens=1000))

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from paceline.chat.call_history import CallForm, find_call_form, with_calls
+from paceline.chat.call_history import CallForm, convert_calls, find_call_form
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
-from paceline.chat.reader import ChatReader
+from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
@@ -57,7 +57,7 @@ def test_the_form_is_the_one_that_a_template_writes(each: str, form: CallForm) -
 @pytest.mark.parametrize(("each", "written"), [(each, "city") for each, _ in FORMS[:-3]])
 @pytest.mark.parametrize("given", [ARGUMENTS, json.dumps(ARGUMENTS)], ids=["object", "text"])
 def test_calls_are_written_whichever_way_they_are_given(each: str, written: str, given: object) -> None:
-    reader = ChatReader(template_of(each), ControlledBytes(), 4096)
+    reader = ChatPromptBuilder(template_of(each), ControlledBytes(), 4096)
     messages: list[Message] = [
         {"role": "user", "content": "Hello"},
         calling(given, content=None),
@@ -73,19 +73,19 @@ def test_calls_are_written_whichever_way_they_are_given(each: str, written: str,
 def test_what_is_no_object_stays_as_it_is() -> None:
     for arguments in ('{"city": "Ro', "[1]", "[" * 100_000, '{"a":' * 101 + "1" + "}" * 101):
         message = calling(arguments)
-        assert with_calls(message, CallForm(objects=True)) == message
+        assert convert_calls(message, CallForm(objects=True)) == message
     odd = {"role": "assistant", "tool_calls": [3, {"function": 4}], "content": "a"}
-    assert with_calls(odd, CallForm(True, None)) == odd
+    assert convert_calls(odd, CallForm(True, None)) == odd
 
 
 @pytest.mark.parametrize("arguments", ["", " ", None])
 def test_no_arguments_are_an_empty_object(arguments: object) -> None:
-    assert with_calls(calling(arguments), CallForm(objects=True)) == calling({})
-    assert with_calls(calling(arguments), CallForm()) == calling("{}")
+    assert convert_calls(calling(arguments), CallForm(objects=True)) == calling({})
+    assert convert_calls(calling(arguments), CallForm()) == calling("{}")
 
 
 def test_no_calls_are_none() -> None:
-    assert with_calls({"role": "assistant", "content": "a", "tool_calls": []}, CallForm()) == {
+    assert convert_calls({"role": "assistant", "content": "a", "tool_calls": []}, CallForm()) == {
         "role": "assistant",
         "content": "a",
     }
@@ -94,7 +94,7 @@ def test_no_calls_are_none() -> None:
 @pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", 3, "[" * 100_000])
 def test_arguments_that_the_template_cannot_write_are_told_as_such(arguments: object) -> None:
     def text_of(each: str) -> str:
-        reader = ChatReader(template_of(each), ControlledBytes(), 4096)
+        reader = ChatPromptBuilder(template_of(each), ControlledBytes(), 4096)
         user: Message = {"role": "user", "content": "Hello"}
         messages: list[Message] = [user, calling(arguments), user]
         return reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0).text
@@ -106,12 +106,12 @@ def test_arguments_that_the_template_cannot_write_are_told_as_such(arguments: ob
 
 @pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": None, "tool_calls": []}])
 def test_an_assistant_that_says_nothing_has_an_empty_text(fields: dict[str, object]) -> None:
-    reader = ChatReader(template_of("[{{ 'said ' + message.content }}]"), ControlledBytes(), 4096)
+    reader = ChatPromptBuilder(template_of("[{{ 'said ' + message.content }}]"), ControlledBytes(), 4096)
     messages: list[Message] = [{"role": "assistant", **fields}, {"role": "user", "content": "a"}]
     prompt = reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0)
     assert prompt.text == "[said ][said a]"
 
 
 def test_a_content_is_kept() -> None:
-    assert with_calls(calling("{}", content="Let me see."), CallForm(content=None))["content"] == "Let me see."
-    assert with_calls({"role": "assistant"}, CallForm(content="")) == {"role": "assistant"}
+    assert convert_calls(calling("{}", content="Let me see."), CallForm(content=None))["content"] == "Let me see."
+    assert convert_calls({"role": "assistant"}, CallForm(content="")) == {"role": "assistant"}

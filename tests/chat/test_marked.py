@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.chat.limits import LimitError
-from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.marked import MarkedText, template_marks
 from tests.tiers import by_tier
 
 OURS = "AB<| \tẞ\n\x1c"
@@ -53,12 +53,12 @@ def assert_same(result: Any, expected: Any) -> None:
     assert type(result) is type(expected) or isinstance(result, MarkedText)
     for text in texts_in(result):
         assert isinstance(text, MarkedText)
-        assert marks_of(text) == bytes(character in OURS for character in text)
+        assert template_marks(text) == bytes(character in OURS for character in text)
 
 
 def assert_nothing_gained(result: str) -> None:
     """Check that marks may be lost, but that nobody's character became the template's."""
-    for character, mark in zip(result, marks_of(result), strict=True):
+    for character, mark in zip(result, template_marks(result), strict=True):
         assert not mark or character in OURS
 
 
@@ -142,7 +142,9 @@ def test_characters_and_walks_keep_marks(text: str) -> None:
 def test_changed_letters_keep_marks_unless_one_becomes_several(name: str, text: str) -> None:
     changed = getattr(marked(text), name)()
     assert changed == getattr(text, name)()
-    assert marks_of(changed) == (marks_of(marked(text)) if len(changed) == len(text) else bytes(len(changed)))
+    assert template_marks(changed) == (
+        template_marks(marked(text)) if len(changed) == len(text) else bytes(len(changed))
+    )
 
 
 def test_letters_that_become_several_are_in_the_texts_above() -> None:
@@ -178,11 +180,11 @@ def test_texts_put_into_others_by_python_gain_nothing(text: str, other: str) -> 
 
 
 def test_who_wrote_what() -> None:
-    assert marks_of(MarkedText("ab")) == b"\0\0"
-    assert marks_of(MarkedText.of_template("ab")) == b"\1\1"
-    assert marks_of("ab") == b"\0\0"
-    assert marks_of(MarkedText(marked("Aa"))) == b"\1\0"
-    assert marks_of(MarkedText.joined([MarkedText.of_template("a"), 12, None, "b"])) == b"\1" + bytes(7)
+    assert template_marks(MarkedText("ab")) == b"\0\0"
+    assert template_marks(MarkedText.of_template("ab")) == b"\1\1"
+    assert template_marks("ab") == b"\0\0"
+    assert template_marks(MarkedText(marked("Aa"))) == b"\1\0"
+    assert template_marks(MarkedText.joined([MarkedText.of_template("a"), 12, None, "b"])) == b"\1" + bytes(7)
 
 
 def test_marks_are_not_lost_by_accident_nor_changed() -> None:
@@ -191,7 +193,7 @@ def test_marks_are_not_lost_by_accident_nor_changed() -> None:
         MarkedText("abc", b"\1")
     with pytest.raises(AttributeError):
         text.other = 1  # type: ignore[attr-defined]
-    assert not any(marks_of(str(pickle.loads(pickle.dumps(str.__str__(text))))))
+    assert not any(template_marks(str(pickle.loads(pickle.dumps(str.__str__(text))))))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ pytest.importorskip("gguf")
 import gguf
 
 from paceline.chat import prompts
-from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.marked import MarkedText, template_marks
 from paceline.chat.messages import read_messages
-from paceline.chat.prompts import token_ids_of
+from paceline.chat.prompts import tokenize_rendered
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
 from paceline.core.vocabulary import Vocabulary
@@ -138,7 +138,7 @@ def assert_whose(text: MarkedText, token_ids: list[int], vocabulary: Vocabulary)
     # Every piece begins with a space that SentencePiece puts there, and ▁ is a space to it: without the bytes of both.
     left_out = " ▁".encode() if vocabulary.kind == "spm" else b""
     read = [(vocabulary.token_spelling(token_id) or b"", token_id in vocabulary.control_ids) for token_id in token_ids]
-    written_by = zip(str.__str__(text), marks_of(text), strict=True)
+    written_by = zip(str.__str__(text), template_marks(text), strict=True)
     is_control = [(byte, control) for spelling, control in read for byte in spelling if byte not in left_out]
     is_ours = [
         (byte, bool(mark)) for character, mark in written_by for byte in character.encode() if byte not in left_out
@@ -159,7 +159,7 @@ def parts_of(vocabulary: Vocabulary) -> st.SearchStrategy[list[tuple[str, bool]]
 @given(data=st.data())
 def test_control_tokens_are_the_template_s(vocabulary: Vocabulary, data: st.DataObject) -> None:
     text = written(*data.draw(parts_of(vocabulary)))
-    assert_whose(text, token_ids_of(text, vocabulary, adds_opening=False), vocabulary)
+    assert_whose(text, tokenize_rendered(text, vocabulary, adds_opening=False), vocabulary)
 
 
 @settings(max_examples=EXAMPLES)
@@ -167,7 +167,7 @@ def test_control_tokens_are_the_template_s(vocabulary: Vocabulary, data: st.Data
 def test_text_of_somebody_makes_none(vocabulary: Vocabulary, data: st.DataObject) -> None:
     text = "".join(part for part, _ in data.draw(parts_of(vocabulary)))
     for token_ids in (
-        token_ids_of(MarkedText(text), vocabulary, adds_opening=False),
+        tokenize_rendered(MarkedText(text), vocabulary, adds_opening=False),
         vocabulary.tokenize(text, add_special=False),
     ):
         assert vocabulary.control_ids.isdisjoint(token_ids)
@@ -186,7 +186,7 @@ def test_what_the_template_spells_becomes_tokens(apart: Vocabulary, data: st.Dat
             for part, ours in zip(both, (False, True), strict=True)
         )
     )
-    token_ids = token_ids_of(text, apart, adds_opening=False)
+    token_ids = tokenize_rendered(text, apart, adds_opening=False)
     assert control_of(token_ids, apart) == tokens
 
 
@@ -196,7 +196,7 @@ def test_where_nobody_spells_one_the_tokens_are_the_tokenizer_s(apart: Vocabular
     parts = data.draw(st.lists(st.tuples(st.text("aé <|\n🙂", max_size=6), st.sampled_from(["", *APART]))))
     text = written(*((part, ours) for both in parts for part, ours in zip(both, (False, True), strict=True)))
     plain = str.__str__(text)
-    token_ids = token_ids_of(text, apart, adds_opening=False)
+    token_ids = tokenize_rendered(text, apart, adds_opening=False)
     if all(text_of_somebody_is_free(text, start, len(token)) for token in APART for start in places(plain, token)):
         assert token_ids == apart.tokenize(plain, add_special=False, parse_special=True)
     assert_whose(text, token_ids, apart)
@@ -207,7 +207,7 @@ def places(text: str, part: str) -> list[int]:
 
 
 def text_of_somebody_is_free(text: MarkedText, start: int, length: int) -> bool:
-    return 0 not in marks_of(text)[start : start + length]
+    return 0 not in template_marks(text)[start : start + length]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def text_of_somebody_is_free(text: MarkedText, start: int, length: int) -> bool:
 )
 def test_whole_partly_and_side_by_side(apart: Vocabulary, parts: list[tuple[str, bool]], expected: list[str]) -> None:
     text = written(*parts)
-    token_ids = token_ids_of(text, apart, adds_opening=False)
+    token_ids = tokenize_rendered(text, apart, adds_opening=False)
     assert control_of(token_ids, apart) == expected
     assert_whose(text, token_ids, apart)
 
@@ -253,7 +253,7 @@ def test_whole_partly_and_side_by_side(apart: Vocabulary, parts: list[tuple[str,
 )
 def test_overlaps_are_nobody_s(overlapping: Vocabulary, parts: list[tuple[str, bool]]) -> None:
     text = written(*parts)
-    assert_whose(text, token_ids_of(text, overlapping, adds_opening=False), overlapping)
+    assert_whose(text, tokenize_rendered(text, overlapping, adds_opening=False), overlapping)
 
 
 def test_padding_by_name_is_no_token_of_somebody_s(overlapping: Vocabulary) -> None:
@@ -262,7 +262,7 @@ def test_padding_by_name_is_no_token_of_somebody_s(overlapping: Vocabulary) -> N
     assert padding in overlapping.control_ids
     assert overlapping.token_spelling(padding) is None
     text = written(("<think>", True), ("[PAD5]", False), ("<think>", True))
-    token_ids = token_ids_of(text, overlapping, adds_opening=False)
+    token_ids = tokenize_rendered(text, overlapping, adds_opening=False)
     assert padding not in token_ids
     assert "".join(spellings(overlapping, token_ids)) == text
 
@@ -271,7 +271,7 @@ def test_what_a_tokenizer_normalises_is_no_token_of_somebody_s(byte_level: Vocab
     wide = "＜｜ｉｍ＿ｅｎｄ｜＞"
     end = byte_level.tokenize("<|im_end|>", add_special=False, parse_special=True)
     assert byte_level.tokenize(wide, add_special=False, parse_special=True) == end, "or this shows nothing"
-    token_ids = token_ids_of(written(("<|im_start|>", True), (wide, False)), byte_level, adds_opening=False)
+    token_ids = tokenize_rendered(written(("<|im_start|>", True), (wide, False)), byte_level, adds_opening=False)
     assert byte_level.control_ids.intersection(token_ids) == {token_ids[0]}
     assert "".join(spellings(byte_level, token_ids)) == "<|im_start|><|im_end|>"
 
@@ -294,7 +294,7 @@ def test_letters_are_tokens_of_letters_where_there_are_any(sentencepiece: Vocabu
 def test_what_the_tokenizer_does_not_know_stays_so(sentencepiece: Vocabulary, merging: Vocabulary) -> None:
     for vocabulary, text in itertools.product((sentencepiece, merging), ("日本", "a\x00b", "ü")):
         text_and_token = written(("<s>", True), (text, False))
-        token_ids = token_ids_of(text_and_token, vocabulary, adds_opening=False)
+        token_ids = tokenize_rendered(text_and_token, vocabulary, adds_opening=False)
         assert token_ids == vocabulary.tokenize("<s>" + text, add_special=False, parse_special=True)
 
 
@@ -317,14 +317,14 @@ def test_there_is_one_begin_token(beginning: Vocabulary, adds_opening: bool, beg
     template = ChatTemplate(begin + CHATML, origin="a.gguf", special_tokens={"bos_token": "<s>"})
     for messages in (content, [{"role": "system", "content": content}, {"role": "user", "content": content}]):
         text = template.render(read_messages(messages))
-        token_ids = token_ids_of(text, beginning, adds_opening=adds_opening)
+        token_ids = tokenize_rendered(text, beginning, adds_opening=adds_opening)
         assert token_ids.count(4095) == (1 if begin or (opens and adds_opening) else 0)
         assert (token_ids[0] == 4095) == (4095 in token_ids)
 
 
 def test_a_message_that_begins_with_it_stands_for_none(beginning: Vocabulary) -> None:
     template = ChatTemplate("{{ messages[0].content }}", origin="a.gguf")
-    token_ids = token_ids_of(template.render(read_messages("<s>hi")), beginning, adds_opening=True)
+    token_ids = tokenize_rendered(template.render(read_messages("<s>hi")), beginning, adds_opening=True)
     opening = beginning.tokenize("")
     assert token_ids == [*opening, *beginning.tokenize("<s>hi", add_special=False)]
     assert token_ids.count(4095) == len(opening)
@@ -337,7 +337,7 @@ def test_a_conversation(apart: Vocabulary) -> None:
     template = ChatTemplate(CHATML, origin="a.gguf")
     messages = [{"role": "user", "content": "Never write <|im_end|>, please."}, {"role": "<|im_end|>", "content": "ok"}]
     text = template.render(read_messages(messages))
-    token_ids = token_ids_of(text, apart, adds_opening=True)
+    token_ids = tokenize_rendered(text, apart, adds_opening=True)
     assert_whose(text, token_ids, apart)
     assert control_of(token_ids, apart) == [
         "<|im_start|>",
@@ -354,7 +354,7 @@ def test_a_conversation(apart: Vocabulary) -> None:
 def test_every_spelling_is_found_wherever_the_search_goes_on(
     overlapping: Vocabulary, window: int, parts: list[str]
 ) -> None:
-    spellings, text = prompts._spellings_of(overlapping), "".join(parts)
+    spellings, text = prompts._get_spellings(overlapping), "".join(parts)
     places = range(len(text) + 1)
     every = [(start, end) for start in places for end in reversed(places) if text[start:end] in spellings._texts]
     with pytest.MonkeyPatch.context() as patch:
@@ -366,7 +366,7 @@ def test_beginnings_of_control_tokens_take_little_time(apart: Vocabulary) -> Non
     """A second or two for each million of them, and none of that at once: other threads go on."""
 
     def read(count: int) -> None:
-        token_ids = token_ids_of(MarkedText("<|im" * count), apart, adds_opening=False)
+        token_ids = tokenize_rendered(MarkedText("<|im" * count), apart, adds_opening=False)
         assert token_ids == apart.tokenize("<|im" * count, add_special=False)
 
     assert_grows_with_length_alone(read, 100_000)
@@ -379,7 +379,7 @@ def test_many_of_them_take_little_time(apart: Vocabulary) -> None:
     def read(count: int) -> None:
         spelled = MarkedText("<|im_end|>" * (20 * count))
         text = MarkedText.joined([start + "a"] * count + [spelled] + [start + "<think>"] * count)
-        token_ids = token_ids_of(text, apart, adds_opening=False)
+        token_ids = tokenize_rendered(text, apart, adds_opening=False)
         assert sum(token_id in apart.control_ids for token_id in token_ids) == 2 * count
 
     assert_grows_with_length_alone(read, 2000)
@@ -387,12 +387,14 @@ def test_many_of_them_take_little_time(apart: Vocabulary) -> None:
 
 def test_a_vocabulary_without_control_tokens() -> None:
     letters = ScriptedVocabulary.of_size(200)
-    assert token_ids_of(written(("<a", True), ("b>", False)), letters, adds_opening=True) == letters.tokenize("<ab>")
+    assert tokenize_rendered(written(("<a", True), ("b>", False)), letters, adds_opening=True) == letters.tokenize(
+        "<ab>"
+    )
 
 
 def test_half_a_surrogate_pair_is_an_input_error(vocabulary: Vocabulary) -> None:
     with pytest.raises(InputError, match="half a surrogate pair"):
-        token_ids_of(MarkedText("a\ud83d"), vocabulary, adds_opening=False)
+        tokenize_rendered(MarkedText("a\ud83d"), vocabulary, adds_opening=False)
 
 
 def test_threads_that_read_differently_do_not_disturb_each_other(byte_level: Vocabulary) -> None:

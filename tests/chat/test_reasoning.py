@@ -16,9 +16,9 @@ from paceline.chat.reasoning import (
     ReasoningFormat,
     ReasoningMarkers,
     ReasoningSplitter,
-    budget_of,
+    build_budget,
+    build_message,
     find_markers,
-    message_of,
     opens_reasoning,
     preserved_ids,
     split_reasoning,
@@ -186,9 +186,9 @@ def test_only_what_may_be_a_marker_is_withheld() -> None:
 )
 def test_messages(reasoning_format: ReasoningFormat, begun: bool, message: dict[str, str]) -> None:
     text = "a</think>\nb" if begun else "<think>a</think>\nb"
-    assert message_of(text, THINK, begun=begun, reasoning_format=reasoning_format) == message
-    assert message_of("b", THINK, reasoning_format=reasoning_format) == {"content": "b"}
-    assert message_of("<think>", None, begun=begun, reasoning_format=reasoning_format) == {"content": "<think>"}
+    assert build_message(text, THINK, begun=begun, reasoning_format=reasoning_format) == message
+    assert build_message("b", THINK, reasoning_format=reasoning_format) == {"content": "b"}
+    assert build_message("<think>", None, begun=begun, reasoning_format=reasoning_format) == {"content": "<think>"}
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_control_tokens_of_markers_are_preserved() -> None:
 
 def test_a_budget_in_the_tokens_of_a_vocabulary() -> None:
     markers = ReasoningMarkers("<o>s", "</o>", "</o><o>a")
-    assert budget_of(markers, VOCABULARY, -1, begun=True) == ReasoningBudget(None, (0, 2), (1,), True, (1, 0, 3))
-    assert budget_of(markers, VOCABULARY, 5, begun=True) == ReasoningBudget(5, (0, 2), (1,), True, (1, 0, 3))
-    spoken = budget_of(ReasoningMarkers("<o>", "</o>"), VOCABULARY, 0, begun=False, message="a</o>")
+    assert build_budget(markers, VOCABULARY, -1, begun=True) == ReasoningBudget(None, (0, 2), (1,), True, (1, 0, 3))
+    assert build_budget(markers, VOCABULARY, 5, begun=True) == ReasoningBudget(5, (0, 2), (1,), True, (1, 0, 3))
+    spoken = build_budget(ReasoningMarkers("<o>", "</o>"), VOCABULARY, 0, begun=False, message="a</o>")
     assert spoken == ReasoningBudget(0, (0,), (1,), False, (3, 4, 5, 6, 7, 1)), "a message names no control tokens"
     with pytest.raises(SamplingError, match="a reasoning budget of -2 tokens"):
-        budget_of(markers, VOCABULARY, -2, begun=False)
+        build_budget(markers, VOCABULARY, -2, begun=False)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.chat.marked import marks_of
+from paceline.chat.marked import template_marks
 from paceline.chat.messages import read_messages
 from paceline.chat.template import KNOWN_ROLES, ChatTemplate, one_line
 from paceline.core.errors import InputError, ModelFileError
@@ -38,7 +38,7 @@ def render(source: str, messages: Any = "hi", **variables: Any) -> str:
 def who_wrote(source: str, messages: Any = "hi", **variables: Any) -> str:
     """Render with a dot for each character that somebody wrote."""
     text = template(source).render(read_messages(messages), **variables)
-    return "".join(c if mark else "." for c, mark in zip(str.__str__(text), marks_of(text), strict=True))
+    return "".join(c if mark else "." for c, mark in zip(str.__str__(text), template_marks(text), strict=True))
 
 
 def says(content: str, role: str = "user") -> list[dict[str, str]]:
@@ -187,8 +187,8 @@ def test_parts_are_one_text_where_a_template_reads_texts_alone() -> None:
 
 def test_special_tokens_are_variables_that_a_caller_cannot_forge() -> None:
     own = template("{{ bos_token }}{{ messages[0].content }}", special_tokens={"bos_token": "<s>"})
-    assert marks_of(own.render(read_messages("a"))) == b"\1\1\1\0"
-    assert marks_of(own.render(read_messages("a"), bos_token="</s>")) == bytes(5)
+    assert template_marks(own.render(read_messages("a"))) == b"\1\1\1\0"
+    assert template_marks(own.render(read_messages("a"), bos_token="</s>")) == bytes(5)
 
 
 def test_variables_may_have_any_name() -> None:
@@ -284,7 +284,7 @@ def test_nothing_that_is_given_is_the_template_s() -> None:
     )
     given: dict[str, Any] = {"tools": [{word: word}], "documents": [{"text": word}], "own": {word: (word,)}}
     text = template(source).render(read_messages(messages), **given)
-    plain, marks = str.__str__(text), marks_of(text)
+    plain, marks = str.__str__(text), template_marks(text)
     assert plain.count(word) >= 20
     ours = "".join(c for c, mark in zip(plain, marks, strict=True) if mark)
     # Roles alone.
@@ -295,7 +295,7 @@ def test_nothing_that_is_given_is_the_template_s() -> None:
 def test_contents_come_out_as_they_went_in(first: str, second: str, role: str) -> None:
     messages = [*says(first), *says(second, role)]
     text = template(CHATML).render(read_messages(messages))
-    dotted = "".join(c if mark else "\0" for c, mark in zip(str.__str__(text), marks_of(text), strict=True))
+    dotted = "".join(c if mark else "\0" for c, mark in zip(str.__str__(text), template_marks(text), strict=True))
     role_shown = role if role in KNOWN_ROLES else "\0" * len(role)
     expected = [("user", first, "user"), (role, second, role_shown)]
     assert text == "".join(f"<|im_start|>{r}\n{c}<|im_end|>\n" for r, c, _ in expected) + "<|im_start|>assistant\n"

@@ -13,11 +13,11 @@ pytest.importorskip("llguidance")
 pytest.importorskip("transformers")
 
 from paceline.chat.params import ChatParams
-from paceline.chat.reader import ChatReader
+from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.formats import PLAIN_CALLS
-from paceline.chat.tool_calls.grammar import calls_grammar
-from paceline.chat.tool_calls.own_format import format_of
+from paceline.chat.tool_calls.grammar import build_calls_grammar
+from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
 from tests.chat.tool_calls.answers import BY_NAME, Message, added, parser_of, tool
@@ -42,7 +42,7 @@ def drawn(family: str, asked: list[dict[str, Any]], rng: random.Random, *, requi
     """
     while True:
         ids = CONTROL_IDS if rng.random() < 0.5 else {}
-        grammar = calls_grammar(BY_NAME[family], asked, required=True, parallel=False, control_ids=ids)
+        grammar = build_calls_grammar(BY_NAME[family], asked, required=True, parallel=False, control_ids=ids)
         token_ids = written_at_random(grammar, rng, 1500)
         if token_ids is not None:
             parser = parser_of(family, asked, required=required)
@@ -53,11 +53,11 @@ def test_calls_of_every_template_are_read_and_told_of(models: Path, pytestconfig
     counts: Counter[str] = Counter()
     for file in sorted((models / "templates").glob("*.jinja")):
         template = ChatTemplate(file.read_text(encoding="utf-8"), origin=file.name, special_tokens=SPECIAL)
-        known = format_of(template)
+        known = find_call_format(template)
         family = PLAIN_CALLS.name if known is None else known.name
         counts["families known" if known is not None else "families unknown"] += 1
         rng = random.Random(file.name)
-        reader = ChatReader(template, ControlledBytes(), 1 << 20)
+        reader = ChatPromptBuilder(template, ControlledBytes(), 1 << 20)
         for asked in (REFERRED, NOW, NO_PARAMETERS):
             forced = drawn(family, [asked], rng, required=True)
             assert (forced.content, len(forced.calls)) == ("", 1), file.name
@@ -81,7 +81,7 @@ def test_calls_of_every_template_are_read_and_told_of(models: Path, pytestconfig
     )
 
 
-def _check_history(reader: ChatReader, asked: dict[str, Any], answer: Message, counts: Counter[str]) -> None:
+def _check_history(reader: ChatPromptBuilder, asked: dict[str, Any], answer: Message, counts: Counter[str]) -> None:
     """Render the conversation as clients send it on: no content beside the call, its arguments as they came."""
     [(call_id, name, arguments)] = answer.calls
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

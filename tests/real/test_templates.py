@@ -13,7 +13,7 @@ from jinja2.exceptions import SecurityError
 
 from paceline.chat.messages import read_messages
 from paceline.chat.params import ChatParams
-from paceline.chat.reader import ChatReader
+from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
 from paceline.serving.chat_request import drop_unfollowed, read_chat_params
@@ -40,16 +40,16 @@ VARIABLES: list[dict[str, Any]] = [
 NO_CALLS = 10
 
 
-def readers_of(models: Path) -> list[ChatReader]:
+def readers_of(models: Path) -> list[ChatPromptBuilder]:
     files = sorted((models / "templates").glob("*.jinja"))
     templates = [
         ChatTemplate(file.read_text(encoding="utf-8"), origin=file.name, special_tokens=SPECIAL) for file in files
     ]
     assert len(templates) >= 70
-    return [ChatReader(template, ControlledBytes(), 1 << 16) for template in templates]
+    return [ChatPromptBuilder(template, ControlledBytes(), 1 << 16) for template in templates]
 
 
-def prompt_of(reader: ChatReader, messages: list[dict[str, Any]]) -> str | None:
+def prompt_of(reader: ChatPromptBuilder, messages: list[dict[str, Any]]) -> str | None:
     try:
         return reader.prompt(messages, tools=TOOLS, params=ChatParams(forget=False), max_tokens=0).text
     except InputError as error:
@@ -148,9 +148,11 @@ def test_settings_of_reasoning_are_taken_with_every_template(models: Path, pytes
     warned = 0
     for file in files:
         template = ChatTemplate(file.read_text(encoding="utf-8"), origin=file.name, special_tokens=SPECIAL)
-        reader = ChatReader(template, ControlledBytes(), 1 << 20)
+        reader = ChatPromptBuilder(template, ControlledBytes(), 1 << 20)
 
-        def prompt_of(setting: dict[str, Any], template: ChatTemplate = template, reader: ChatReader = reader) -> Any:
+        def prompt_of(
+            setting: dict[str, Any], template: ChatTemplate = template, reader: ChatPromptBuilder = reader
+        ) -> Any:
             asked, names = read_chat_params(TemplateBody(messages=HELLO, **setting), ChatParams())
             params, warnings = drop_unfollowed(asked, names, template)
             usual = _usual_variables(template, params, None)

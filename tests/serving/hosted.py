@@ -16,7 +16,7 @@ import uvicorn
 
 import paceline
 from paceline.chat.params import ChatParams
-from paceline.chat.sources import find_template
+from paceline.chat.template_sources import find_template
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions

@@ -20,7 +20,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 
 import paceline
 from paceline.chat.params import ChatParams
-from paceline.chat.sources import find_template
+from paceline.chat.template_sources import find_template
 from paceline.chat.tool_calls.formats import FORMATS
 from paceline.core.arrays import Float64Array
 from paceline.drafters.draft_model import DraftModelDrafter

@@ -43,23 +43,23 @@ _CALLS_LEFT_OUT: Final = (CallForm(), CallForm(content=""), CallForm(content=Non
 def find_call_form(template: ChatTemplate) -> CallForm:
     """Return the form in which a template writes calls; where it writes none, one in which it does not fail on them."""
     for content in (_ABSENT, None, ""):
-        as_text, as_object = (_rendered(template, CallForm(objects, content)) for objects in (False, True))
+        as_text, as_object = (_render_probe(template, CallForm(objects, content)) for objects in (False, True))
         # Where both come to the same, the text is what the client had: another spelling would be read anew.
         if _shows_call(as_object):
             return CallForm(as_object != as_text, content)
         if _shows_call(as_text):
             return CallForm(False, content)
-    return next((form for form in _CALLS_LEFT_OUT if _rendered(template, form) is not None), CallForm())
+    return next((form for form in _CALLS_LEFT_OUT if _render_probe(template, form) is not None), CallForm())
 
 
-def with_calls(message: Message, form: CallForm) -> dict[str, Any]:
+def convert_calls(message: Message, form: CallForm) -> dict[str, Any]:
     """Return a message with its calls, if it has any, in the form that a template reads."""
     calls = message.get("tool_calls")
     if calls == []:
         return {name: value for name, value in message.items() if name != "tool_calls"}
     if not isinstance(calls, list):
         return {**message}
-    found = {**message, "tool_calls": [_with_arguments(call, objects=form.objects) for call in calls]}
+    found = {**message, "tool_calls": [_convert_arguments(call, objects=form.objects) for call in calls]}
     if found.get("content") is None and form.content != _ABSENT:
         found["content"] = form.content
     return found
@@ -76,7 +76,7 @@ def check_arguments(messages: Sequence[Message]) -> None:
             function = call.get("function", call)
             arguments = function.get("arguments")
             if isinstance(arguments, str):
-                arguments = _read(arguments)
+                arguments = _parse_arguments(arguments)
             if not isinstance(arguments, dict):
                 raise InputError(
                     f"message {number} has a call of {shown(function['name'])} with the arguments {shown(arguments)}, "
@@ -84,7 +84,7 @@ def check_arguments(messages: Sequence[Message]) -> None:
                 )
 
 
-def _with_arguments(call: Any, *, objects: bool) -> Any:
+def _convert_arguments(call: Any, *, objects: bool) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
@@ -93,7 +93,7 @@ def _with_arguments(call: Any, *, objects: bool) -> Any:
         # Of a function without parameters models and clients write nothing, which no template expects.
         arguments = {} if objects else "{}"
     if objects and isinstance(arguments, str):
-        read = _read(arguments)
+        read = _parse_arguments(arguments)
         if isinstance(read, dict):
             arguments = read
     elif not objects and isinstance(arguments, dict):
@@ -101,7 +101,7 @@ def _with_arguments(call: Any, *, objects: bool) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read(arguments: str) -> Any:
+def _parse_arguments(arguments: str) -> Any:
     """Return what arguments are that a text holds; the text itself where it is no JSON, as one that was cut off."""
     try:
         return plain_data(json.loads(arguments), "the arguments of a call")
@@ -109,12 +109,12 @@ def _read(arguments: str) -> Any:
         return arguments
 
 
-def _rendered(template: ChatTemplate, form: CallForm) -> str | None:
+def _render_probe(template: ChatTemplate, form: CallForm) -> str | None:
     """Return what a template writes of a call in this form; ``None`` where it fails."""
     parameters = {"type": "object", "properties": {}}
     tool = {"type": "function", "function": {"name": "other", "description": "", "parameters": parameters}}
     try:
-        return str(template.render([with_calls(message, form) for message in _probe()], tools=[tool]))
+        return str(template.render([convert_calls(message, form) for message in _iter_probe()], tools=[tool]))
     except (InputError, ModelFileError):
         return None
 
@@ -127,7 +127,7 @@ def _shows_call(text: str | None) -> bool:
     return f"'{_ARGUMENT}'" not in text and _FUNCTION in text and _ARGUMENT in text and f'\\"{_ARGUMENT}' not in text
 
 
-def _probe() -> Iterator[Message]:
+def _iter_probe() -> Iterator[Message]:
     arguments = json.dumps({_ARGUMENT: "a"})
     call = {"id": _ID, "type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
     yield {"role": "user", "content": "Hello"}

@@ -14,7 +14,7 @@ _OF_ROLES: Final = (
 )
 
 
-def _of_roles(begin: str, middle: str, end: str) -> str:
+def _make_role_template(begin: str, middle: str, end: str) -> str:
     """Return the template of a format in which every message stands between the same marks."""
     return _OF_ROLES.format(begin=begin, middle=middle, end=end)
 
@@ -26,7 +26,7 @@ _SYSTEM_FIRST: Final = (
 )
 
 KNOWN_TEMPLATES: Final[Mapping[str, str]] = {
-    "chatml": _of_roles("<|im_start|>", "\n", "<|im_end|>\n"),
+    "chatml": _make_role_template("<|im_start|>", "\n", "<|im_end|>\n"),
     "command-r": (
         "{% for message in messages %}<|START_OF_TURN_TOKEN|>"
         "<|{{ {'assistant': 'CHATBOT'}.get(message['role'], message['role'] | upper) }}_TOKEN|>"
@@ -55,7 +55,7 @@ KNOWN_TEMPLATES: Final[Mapping[str, str]] = {
         "[SYSTEM_PROMPT] {{ message['content'] }}[/SYSTEM_PROMPT]{% elif message['role'] == 'user' %}"
         "[INST] {{ message['content'] }}[/INST]{% else %} {{ message['content'] }}</s>{% endif %}{% endfor %}"
     ),
-    "phi3": _of_roles("<|", "|>\n", "<|end|>\n"),
-    "zephyr": _of_roles("<|", "|>\n", "<|endoftext|>\n"),
+    "phi3": _make_role_template("<|", "|>\n", "<|end|>\n"),
+    "zephyr": _make_role_template("<|", "|>\n", "<|endoftext|>\n"),
 }
 """Templates that come with paceline, by llama.cpp's names."""

@@ -78,7 +78,7 @@ _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
-def limited(num_messages: int = 0) -> Iterator[None]:
+def limit_rendering(num_messages: int = 0) -> Iterator[None]:
     """Bound what the block takes of this thread's time.
 
     Args:
@@ -135,7 +135,7 @@ def check_items(value: Any) -> None:
     if not isinstance(value, _NESTED):
         return
     items_left, characters = MAX_ITEMS, 0
-    waiting: list[Iterator[Any]] = [_items_of(value)]
+    waiting: list[Iterator[Any]] = [_iter_items(value)]
     while waiting:
         for item in waiting[-1]:
             items_left -= 1
@@ -144,7 +144,7 @@ def check_items(value: Any) -> None:
             if isinstance(item, str):
                 characters += len(item)
             elif isinstance(item, _NESTED):
-                waiting.append(_items_of(item))
+                waiting.append(_iter_items(item))
                 break
         else:
             waiting.pop()
@@ -190,7 +190,7 @@ def check_argument(value: Any) -> None:
         LimitError: it is beyond :data:`LARGEST_ARGUMENT`.
     """
     if isinstance(value, int) and abs(value) > LARGEST_ARGUMENT:
-        raise LimitError(f"gives a filter or method {_told(value)}, and the largest is {LARGEST_ARGUMENT}")
+        raise LimitError(f"gives a filter or method {_show_number(value)}, and the largest is {LARGEST_ARGUMENT}")
 
 
 def check_number(bits: int) -> None:
@@ -206,9 +206,9 @@ def check_number(bits: int) -> None:
         raise LimitError(f"makes a number beyond {LARGEST_NUMBER}")
 
 
-def _items_of(value: Any) -> Iterator[Any]:
+def _iter_items(value: Any) -> Iterator[Any]:
     return chain.from_iterable(value.items()) if isinstance(value, dict) else iter(value)
 
 
-def _told(value: int) -> str:
+def _show_number(value: int) -> str:
     return str(value) if value.bit_length() < 128 else "a number of more than 38 digits"

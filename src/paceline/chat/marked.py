@@ -28,7 +28,7 @@ _OVERHEAD: Final = sys.getsizeof(b"")
 
 
 class MarkedText(str):
-    """A text with a mark on each character, for :func:`marks_of`. It equals the same text without marks."""
+    """A text with a mark on each character, for :func:`template_marks`. It equals the same text without marks."""
 
     # Private, as a template could do things with bytes that are not counted.
     __slots__ = ("_marks",)
@@ -63,7 +63,7 @@ class MarkedText(str):
             length += len(text)
             check_characters(length)
             texts.append(text)
-        return cls("".join(texts), b"".join(map(marks_of, texts)))
+        return cls("".join(texts), b"".join(map(template_marks, texts)))
 
     # ``str(text)`` and jinja2's output keep the marks by this.
     def __str__(self) -> str:
@@ -112,13 +112,13 @@ class MarkedText(str):
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """As :meth:`str.split`."""
-        return self._found(str.split(self, sep, maxsplit), sep)
+        return self._mark_parts(str.split(self, sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """As :meth:`str.rsplit`."""
         parts = str.rsplit(self, sep, maxsplit)
         if sep is not None:
-            return self._found(parts, sep)
+            return self._mark_parts(parts, sep)
         found: list[str] = []
         end = len(self)
         for part in reversed(parts):
@@ -137,13 +137,13 @@ class MarkedText(str):
 
     def partition(self, separator: str, /) -> tuple[str, str, str]:
         """As :meth:`str.partition`."""
-        return self._parted(*map(len, str.partition(self, separator)[:2]))
+        return self._mark_partition(*map(len, str.partition(self, separator)[:2]))
 
     def rpartition(self, separator: str, /) -> tuple[str, str, str]:
         """As :meth:`str.rpartition`."""
-        return self._parted(*map(len, str.rpartition(self, separator)[:2]))
+        return self._mark_partition(*map(len, str.rpartition(self, separator)[:2]))
 
-    def _parted(self, before: int, between: int) -> tuple[str, str, str]:
+    def _mark_partition(self, before: int, between: int) -> tuple[str, str, str]:
         end = before + between
         return self[:before], self[before:end], self[end:]
 
@@ -195,7 +195,7 @@ class MarkedText(str):
         """As :meth:`str.title`."""
         return self._same_length(str.title(self))
 
-    def _found(self, parts: Sequence[str], separator: str | None) -> list[str]:
+    def _mark_parts(self, parts: Sequence[str], separator: str | None) -> list[str]:
         """Return parts that follow each other in the text, with its marks.
 
         Args:
@@ -212,11 +212,11 @@ class MarkedText(str):
         return found
 
 
-def ending_of_template(text: MarkedText) -> MarkedText:
+def trailing_template_text(text: MarkedText) -> MarkedText:
     """Return what the template wrote at the end of a text, behind all that others wrote."""
     return text[text._marks.rfind(_THEIRS) + 1 :]
 
 
-def marks_of(text: str) -> bytes:
+def template_marks(text: str) -> bytes:
     """Return a byte for each character of a text: 1 where a template wrote it."""
     return text._marks if isinstance(text, MarkedText) else _THEIRS * len(text)

@@ -26,7 +26,7 @@ UNLIMITED: Final = -1
 _OPTION = functools.partial(Option, panel="Chat")
 
 
-def _variables_of(texts: Sequence[str]) -> dict[str, Any]:
+def _parse_variables(texts: Sequence[str]) -> dict[str, Any]:
     """Read a template's variables as a text has them.
 
     Raises:
@@ -92,7 +92,7 @@ class ChatParams:
         metadata=described(
             _OPTION(
                 kind="other",
-                parse=_variables_of,
+                parse=_parse_variables,
                 variable="CHAT_TEMPLATE_KWARGS",
                 flags=("--chat-template-kwargs",),
                 help="Further variables of the chat template, as a JSON object.",

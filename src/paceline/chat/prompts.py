@@ -19,8 +19,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from paceline.chat.call_reading import CallReading
-from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.call_reader import CallReader
+from paceline.chat.marked import MarkedText, template_marks
 from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
 from paceline.core.vocabulary import Vocabulary
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.options import GenerateOptions
 
 _THEIRS: Final = 0
-"""Mark of a character that came with the conversation, as :func:`~paceline.chat.marked.marks_of` returns it."""
+"""Mark of a character that came with the conversation, as :func:`~paceline.chat.marked.template_marks` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class ChatPrompt:
     begun: bool
     continued: bool
     options: GenerateOptions
-    calls: CallReading | None = None
+    calls: CallReader | None = None
 
 
-def token_ids_of(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool) -> list[int]:
+def tokenize_rendered(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool) -> list[int]:
     """Return the token ids of a rendered conversation.
 
     No control token comes of what others than the template wrote, in part or whole.
@@ -76,9 +76,9 @@ def token_ids_of(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool
         CapabilityError: the model has no tokenizer.
     """
     token_ids: list[int] = []
-    for is_spelled, group in groupby(_stretches(text, vocabulary), key=attrgetter("is_spelled")):
+    for is_spelled, group in groupby(_split_stretches(text, vocabulary), key=attrgetter("is_spelled")):
         stretches = list(group)
-        token_ids += _apart(stretches, vocabulary) if is_spelled else _together(stretches, vocabulary)
+        token_ids += _tokenize_apart(stretches, vocabulary) if is_spelled else _tokenize_together(stretches, vocabulary)
     if not adds_opening:
         return token_ids
     opening = vocabulary.tokenize("", add_special=True)
@@ -100,12 +100,12 @@ class _Stretch:
     is_spelled: bool = False
 
 
-def _stretches(text: MarkedText, vocabulary: Vocabulary) -> Iterator[_Stretch]:
+def _split_stretches(text: MarkedText, vocabulary: Vocabulary) -> Iterator[_Stretch]:
     """Yield the stretches of a text: what is between control tokens, which may be empty, and these, by turns."""
-    plain, marks = str.__str__(text), marks_of(text)
+    plain, marks = str.__str__(text), template_marks(text)
     tokens: list[tuple[int, int]] = []
     spelled: list[tuple[int, int]] = []
-    for start, end in _spellings_of(vocabulary).in_text(plain):
+    for start, end in _get_spellings(vocabulary).in_text(plain):
         if _THEIRS in marks[start:end]:
             spelled.append((start, end))
         elif not tokens or start >= tokens[-1][1]:
@@ -121,7 +121,7 @@ def _stretches(text: MarkedText, vocabulary: Vocabulary) -> Iterator[_Stretch]:
         at = end
 
 
-def _together(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
+def _tokenize_together(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
     """Return the tokens of stretches in which nobody spells a control token, read as one text.
 
     They are read one by one where a tokenizer finds control tokens that are not spelled: it may normalise a text first,
@@ -132,14 +132,14 @@ def _together(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
     )
     found = Counter(filter(vocabulary.control_ids.__contains__, token_ids))
     written = Counter(stretch.text for stretch in stretches if stretch.is_token)
-    if all(count <= written[_spelling(token_id, vocabulary)] for token_id, count in found.items()):
+    if all(count <= written[_spell(token_id, vocabulary)] for token_id, count in found.items()):
         return token_ids
-    apart = _apart(stretches, vocabulary)
+    apart = _tokenize_apart(stretches, vocabulary)
     # Tokens for what a vocabulary does not know are in both.
     return apart if found - Counter(apart) else token_ids
 
 
-def _apart(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
+def _tokenize_apart(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
     """Return the tokens of stretches that are read one by one, without control tokens but for those of the template."""
     token_ids: list[int] = []
     for stretch in stretches:
@@ -147,7 +147,7 @@ def _apart(stretches: list[_Stretch], vocabulary: Vocabulary) -> list[int]:
     return token_ids
 
 
-def _spelling(token_id: int, vocabulary: Vocabulary) -> str:
+def _spell(token_id: int, vocabulary: Vocabulary) -> str:
     """Return how a control token is spelled; empty for what is padding by its name."""
     return (vocabulary.token_spelling(token_id) or b"").decode("utf-8", "replace")
 
@@ -155,7 +155,7 @@ def _spelling(token_id: int, vocabulary: Vocabulary) -> str:
 _known: Final[WeakKeyDictionary[Vocabulary, Spellings]] = WeakKeyDictionary()
 
 
-def _spellings_of(vocabulary: Vocabulary) -> Spellings:
+def _get_spellings(vocabulary: Vocabulary) -> Spellings:
     """Return what the control tokens of a vocabulary are spelled like, which takes a while the first time."""
     try:
         known = _known.get(vocabulary)
@@ -167,4 +167,4 @@ def _spellings_of(vocabulary: Vocabulary) -> Spellings:
 
 
 def _read_spellings(vocabulary: Vocabulary) -> Spellings:
-    return Spellings({_spelling(token_id, vocabulary) for token_id in vocabulary.control_ids} - {""})
+    return Spellings({_spell(token_id, vocabulary) for token_id in vocabulary.control_ids} - {""})

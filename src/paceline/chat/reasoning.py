@@ -163,7 +163,7 @@ def preserved_ids(markers: ReasoningMarkers, vocabulary: Vocabulary) -> tuple[in
     return tuple(sorted(token_id for token_id in token_ids if not vocabulary.token_bytes(token_id)))
 
 
-def budget_of(
+def build_budget(
     markers: ReasoningMarkers, vocabulary: Vocabulary, num_tokens: int, *, begun: bool, message: str = ""
 ) -> ReasoningBudget:
     """Return how long an answer may reason, and how its reasoning is ended, in the tokens of a vocabulary.
@@ -347,7 +347,7 @@ def split_reasoning(
     return reasoning or None, content
 
 
-def message_of(
+def build_message(
     text: str,
     markers: ReasoningMarkers | None,
     *,

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
-from paceline.chat.reasoning import AnswerPart, ReasoningSplitter, message_of
+from paceline.chat.reasoning import AnswerPart, ReasoningSplitter, build_message
 from paceline.core.request import SOURCE_TARGET
 from paceline.core.text import TextSegment
 from paceline.streams import Generation, Stream
@@ -77,7 +77,7 @@ class ReplyParts:
     def reply(self, generation: Generation) -> Reply:
         """Return the reply that an answer is, finished or not."""
         prompt = self._prompt
-        message = message_of(
+        message = build_message(
             generation.text,
             prompt.markers,
             begun=prompt.begun,

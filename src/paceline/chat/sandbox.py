@@ -43,7 +43,7 @@ from paceline.chat.limits import (
     count_step,
     grow,
 )
-from paceline.chat.marked import MarkedText, marks_of
+from paceline.chat.marked import MarkedText, template_marks
 
 # What the work of these is cannot be told by what they are given, and no template of 70 looked at uses them.
 _NOT_OFFERED: Final = ("pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")
@@ -218,7 +218,7 @@ class _Formatter(SandboxedFormatter):
     def fill(self, text: MarkedText, args: tuple[Any, ...], named: Mapping[str, Any]) -> MarkedText:
         """Return the text with its fields put in."""
         # Where somebody's text is among the template's, there is no telling which of both a brace was.
-        by_template = 0 not in marks_of(text)
+        by_template = 0 not in template_marks(text)
         return MarkedText.joined(self._parts(text, by_template, args, named))
 
     def _parts(self, text: str, by_template: bool, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[str]:
@@ -252,14 +252,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "join": _join,
             "replace": _replace,
             "format": _format,
-            "indent": _indented(filters["indent"]),
+            "indent": _make_indenter(filters["indent"]),
             "sum": _sum,
         }
         for name in _NOT_OFFERED:
             del filters[name]
-        self.filters: dict[str, Any] = {name: _counted(function) for name, function in filters.items()}
+        self.filters: dict[str, Any] = {name: _count_calls(function) for name, function in filters.items()}
         tests: dict[str, Any] = {**TESTS}
-        self.tests: dict[str, Any] = {name: _counted(test) for name, test in tests.items()}
+        self.tests: dict[str, Any] = {name: _count_calls(test) for name, test in tests.items()}
         self.globals: dict[str, Any] = {
             "range": safe_range,
             "cycler": DEFAULT_NAMESPACE["cycler"],
@@ -337,7 +337,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if __obj is Cycler or (isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs)):
             # These make lists of what they are given.
             check_items((args, named))
-        return _checked(super().call(__context, __obj, *args, **named))
+        return _check_result(super().call(__context, __obj, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute, if what comes out is not too large."""
@@ -353,7 +353,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             check_characters(length * next((n for n in (left, right) if isinstance(n, int)), 0))
         elif operator == "%" and isinstance(left, str):
             return _percent(left, right)
-        return _checked(super().call_binop(context, operator, left, right))
+        return _check_result(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Return whether a template may have an attribute."""
@@ -390,7 +390,7 @@ def _as_marked(value: Any) -> Any:
     return MarkedText(value) if isinstance(value, str) and not isinstance(value, MarkedText) else value
 
 
-def _checked(value: Any) -> Any:
+def _check_result(value: Any) -> Any:
     """Return what was computed, with marks if it is a text, unless it is too large."""
     if isinstance(value, int):
         check_number(value.bit_length())
@@ -405,7 +405,7 @@ def _checked(value: Any) -> Any:
     return _as_marked(value)
 
 
-def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _count_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter or test that is counted, and whose texts are marked."""
 
     @functools.wraps(function)
@@ -415,7 +415,7 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
             check_argument(value)
         check_grown(*args, *named.values())
         result = function(*map(_as_marked, args), **named)
-        return _items(result) if isinstance(result, Iterator) else _checked(result)
+        return _items(result) if isinstance(result, Iterator) else _check_result(result)
 
     return counted
 
@@ -424,7 +424,7 @@ def _items(values: Iterator[Any]) -> Iterator[Any]:
     """Yield what a filter yields, counted one by one."""
     for value in values:
         check_time()
-        yield _checked(value)
+        yield _check_result(value)
 
 
 def _tojson(
@@ -462,7 +462,7 @@ def _sum(environment: Environment, iterable: Iterable[Any], attribute: str | int
     for value in values:
         # A sum of lists copies them all for each.
         check_time()
-        total = _checked(total + value)
+        total = _check_result(total + value)
     return total
 
 
@@ -480,7 +480,7 @@ def _percent(text: str, values: Any) -> str:
     return MarkedText(str.__mod__(text, values))
 
 
-def _indented(indent: Callable[..., str]) -> Callable[..., str]:
+def _make_indenter(indent: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(indent)
     def bounded(text: str, width: int | str = 4, *args: Any, **named: Any) -> str:
         step = len(width) if isinstance(width, str) else width

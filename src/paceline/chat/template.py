@@ -17,7 +17,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 
-from paceline.chat.limits import MAX_SOURCE, LimitError, check_items, limited
+from paceline.chat.limits import MAX_SOURCE, LimitError, check_items, limit_rendering
 from paceline.chat.marked import MarkedText
 from paceline.chat.messages import Message, plain_data
 from paceline.chat.sandbox import TemplateEnvironment, TemplateRefusalError
@@ -61,8 +61,8 @@ class ChatTemplate:
         self.adds_opening = adds_opening
         self.response_template = response_template
         self.special_tokens = dict(special_tokens or {})
-        self._template = self._compiled(source)
-        self._with_tools = None if with_tools is None else self._compiled(with_tools)
+        self._template = self._compile(source)
+        self._with_tools = None if with_tools is None else self._compile(with_tools)
 
     def __repr__(self) -> str:
         return f"ChatTemplate(of {self.origin}, {len(self.source)} characters)"
@@ -72,7 +72,7 @@ class ChatTemplate:
         """Whether the template can read contents that are lists of parts; others get one text of them."""
         parts = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
         try:
-            text = self._rendered(self._template, _marked(parts), {"tools": None}, False)
+            text = self._render_messages(self._template, _mark(parts), {"tools": None}, False)
         except (InputError, ModelFileError):
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
@@ -80,7 +80,7 @@ class ChatTemplate:
     @functools.cached_property
     def variables(self) -> frozenset[str]:
         """Names that the template reads and does not set."""
-        return frozenset(find_undeclared_variables(_environment().parse(self.source)))
+        return frozenset(find_undeclared_variables(_build_environment().parse(self.source)))
 
     @functools.cached_property
     def reads_system(self) -> bool:
@@ -88,7 +88,7 @@ class ChatTemplate:
         said = (("system", _PROBE), ("user", "Hello"))
         messages: list[Message] = [{"role": role, "content": text} for role, text in said]
         try:
-            return _PROBE in self._rendered(self._template, _marked(messages), {"tools": None}, False)
+            return _PROBE in self._render_messages(self._template, _mark(messages), {"tools": None}, False)
         except (InputError, ModelFileError):
             return False
 
@@ -120,57 +120,61 @@ class ChatTemplate:
         template = self._template if tools is None or self._with_tools is None else self._with_tools
         given = [dict(message) for message in messages]
         if any(isinstance(message.get("content"), list) for message in given) and not self.reads_parts:
-            given = [_as_one_text(message) for message in given]
+            given = [_join_parts(message) for message in given]
         data = {"tools": tools, "documents": documents, **variables}
         data = {name: plain_data(value, f"{name!r}") for name, value in data.items()}
         try:
             check_items((given, data))
         except LimitError as error:
             raise InputError(f"what is given to the chat template {error}; give less") from None
-        return self._rendered(template, _marked(given), _marked(data), add_generation_prompt)
+        return self._render_messages(template, _mark(given), _mark(data), add_generation_prompt)
 
-    def _rendered(self, template: Any, messages: Any, data: dict[str, Any], is_open: bool) -> MarkedText:
+    def _render_messages(self, template: Any, messages: Any, data: dict[str, Any], is_open: bool) -> MarkedText:
         special = {name: MarkedText.of_template(text) for name, text in self.special_tokens.items()}
         for message in messages:
             if message.get("role") in KNOWN_ROLES:
                 message["role"] = MarkedText.of_template(message["role"])
         try:
-            with limited(len(messages)):
+            with limit_rendering(len(messages)):
                 return MarkedText(
                     template.render({**special, **data, "messages": messages, "add_generation_prompt": is_open})
                 )
         except TemplateRefusalError as error:
-            raise InputError(self._fault(f"refuses these messages: {one_line(error)}", "change them")) from None
+            raise InputError(
+                self._describe_fault(f"refuses these messages: {one_line(error)}", "change them")
+            ) from None
         except LimitError as error:
-            raise ModelFileError(self._fault(str(error))) from None
+            raise ModelFileError(self._describe_fault(str(error))) from None
         except SecurityError as error:
-            raise ModelFileError(self._fault(f"reaches for what is not its own: {one_line(error)}")) from None
+            raise ModelFileError(self._describe_fault(f"reaches for what is not its own: {one_line(error)}")) from None
         except Exception as error:
             # Templates run into whatever Python has to say of their messages.
             what = f"fails on these messages: {type(error).__name__}: {one_line(error)}"
-            raise InputError(self._fault(what, "change them")) from None
+            raise InputError(self._describe_fault(what, "change them")) from None
 
-    def _compiled(self, source: str) -> Any:
+    def _compile(self, source: str) -> Any:
         if len(source) > MAX_SOURCE:
-            raise ModelFileError(self._fault(f"has more than {MAX_SOURCE} characters"))
+            raise ModelFileError(self._describe_fault(f"has more than {MAX_SOURCE} characters"))
         try:
-            with limited():
-                return _environment().from_string(source)
+            with limit_rendering():
+                return _build_environment().from_string(source)
         except TemplateSyntaxError as error:
-            raise ModelFileError(self._fault(f"is no template: line {error.lineno}: {one_line(error)}")) from None
+            raise ModelFileError(
+                self._describe_fault(f"is no template: line {error.lineno}: {one_line(error)}")
+            ) from None
         except LimitError as error:
-            raise ModelFileError(self._fault(str(error))) from None
+            raise ModelFileError(self._describe_fault(str(error))) from None
         except (TemplateError, RecursionError, MemoryError, ValueError, SyntaxError) as error:
             what = f"is no template: {type(error).__name__}: {one_line(error)}"
-            raise ModelFileError(self._fault(what)) from None
+            raise ModelFileError(self._describe_fault(what)) from None
 
-    def _fault(self, what: str, way_out: str = "") -> str:
+    def _describe_fault(self, what: str, way_out: str = "") -> str:
         """Return the line that says what is wrong, and the way out."""
         return f"the chat template of {self.origin} {what}; {way_out + ', or ' if way_out else ''}{_ANOTHER}"
 
 
 @functools.cache
-def _environment() -> TemplateEnvironment:
+def _build_environment() -> TemplateEnvironment:
     return TemplateEnvironment()
 
 
@@ -184,18 +188,18 @@ def one_line(error: BaseException) -> str:
     return words if len(words) <= 300 else f"{words[:300]}..."
 
 
-def _marked(value: Any) -> Any:
+def _mark(value: Any) -> Any:
     """Return a copy of plain data whose texts are marked as somebody's."""
     if isinstance(value, str):
         return MarkedText(str.__str__(value))
     if isinstance(value, dict):
-        return {_marked(key): _marked(item) for key, item in value.items()}
+        return {_mark(key): _mark(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_marked(item) for item in value]
+        return [_mark(item) for item in value]
     return value
 
 
-def _as_one_text(message: dict[str, Any]) -> dict[str, Any]:
+def _join_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose content is one text, of the texts of its parts."""
     content = message.get("content")
     if isinstance(content, list):

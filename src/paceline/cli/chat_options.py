@@ -84,7 +84,7 @@ def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:
     Raises:
         PacelineError: the model has no chat template, or there is no such file.
     """
-    from paceline.chat.sources import check_is_chat_model  # jinja2 takes a while to import
+    from paceline.chat.template_sources import check_is_chat_model  # jinja2 takes a while to import
 
     if isinstance(replaced_by, Path) and not replaced_by.is_file():
         raise InputError(f"there is no file {replaced_by} (--chat-template-file): give the path of a chat template")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from paceline.api import Model
-from paceline.chat.fitting import num_leading
 from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply
+from paceline.chat.truncation import count_leading
 from paceline.cli.chat_options import begun_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.interrupts import interrupts_held, keys_unseen
@@ -157,7 +157,7 @@ class ChatSession:
         if reply.generation.finish_reason == "cancelled" and not reply.text and not reply.reasoning:
             self._tell("nothing was answered yet: the message is left out")
             return
-        first = num_leading(messages)
+        first = count_leading(messages)
         last = first + stream.prompt.num_left_out
         self._left_out += messages[first:last]
         self._messages = [*messages[:first], *messages[last:], reply.message]
@@ -232,7 +232,7 @@ class ChatSession:
         check_parent(file)
         if file.is_dir():
             raise InputError(f"{file} is a folder: give /save the path of a file")
-        first = num_leading(self._messages)
+        first = count_leading(self._messages)
         messages = [*self._messages[:first], *self._left_out, *self._messages[first:]]
         # Half a surrogate pair, which no encoding has, is escaped in JSON.
         text = json_text({"messages": messages}, indent=2) + "\n"
@@ -248,7 +248,7 @@ class ChatSession:
         if said:
             read_messages(said)
         self._messages, self._left_out = list(said), []
-        self._system = _text_of(said[0]) if num_leading(said) else ""
+        self._system = _text_of(said[0]) if count_leading(said) else ""
         self._was_told_of_forgetting = False
         self._tell(f"{_counted(said)} there; write the next")
 

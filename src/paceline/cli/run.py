@@ -275,7 +275,7 @@ def _report(
 
 def _hint_at_template(target: ModelOptions) -> None:
     """Say once that a model has a chat template which is not used."""
-    from paceline.chat.sources import has_template  # jinja2 takes a while to import
+    from paceline.chat.template_sources import has_template  # jinja2 takes a while to import
 
     if has_template(Path(target.path)):
         error_console().print(

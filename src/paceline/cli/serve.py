@@ -188,7 +188,7 @@ def _served(
     chat: ChatParams,
     defaults: GenerateOptions,
 ) -> ServedModel:
-    from paceline.chat.sources import find_template
+    from paceline.chat.template_sources import find_template
     from paceline.serving.model_host import ServedModel
 
     path = Path(found.target.path)

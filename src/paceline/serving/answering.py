@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from paceline.async_streams import AsyncStream
-from paceline.chat.continuing import beginning_of
+from paceline.chat.continuation import split_beginning
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import PartKind, ReasoningFormat, ReasoningSplitter
 from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta, ToolCallFormat
@@ -213,7 +213,7 @@ class Choice:
             )
         self.echoed: Sequence[tuple[PartKind, str]] = ()
         if generation.echo and not generation.reads_only and chat is not None and chat.continued:
-            self.echoed = beginning_of(chat.messages[-1], chat.markers, reasoning_apart=markers is not None)
+            self.echoed = split_beginning(chat.messages[-1], chat.markers, reasoning_apart=markers is not None)
         self._unsent_echo: Sequence[Part] = self.echoed
         self._opening: list[Part] = []
         keeps_markers = prompt.reasoning_format == "none" and chat is not None and chat.begun and not chat.continued

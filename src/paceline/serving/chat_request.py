@@ -11,11 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from paceline.chat.params import ChatParams
-from paceline.chat.reader import reasons, refuses_level, unfollowed, with_level_as_switch
+from paceline.chat.prompt_builder import (
+    convert_level_to_switch,
+    find_unsupported_options,
+    is_reasoning_model,
+    refuses_level,
+)
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import PLAIN_CALLS, control_marks
-from paceline.chat.tool_calls.grammar import calls_source
+from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.constraints import JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError, InputError
 from paceline.core.numbers import shown
@@ -133,12 +138,12 @@ def drop_unfollowed(
         names: of the fields that set options, by the option; of others, which are the server's, nothing is said.
         template: of the model.
     """
-    params = with_level_as_switch(params, template)
-    unused = {name: f"knows nothing of {what}" for name, what in unfollowed(params, template).items()}
+    params = convert_level_to_switch(params, template)
+    unused = {name: f"knows nothing of {what}" for name, what in find_unsupported_options(params, template).items()}
     if refuses_level(params, template):
         unused["reasoning_effort"] = f"refuses the level {shown(params.reasoning_effort)}"
     # A model that does not reason does no less than was asked, and its reasoning is of no length.
-    quiet = not reasons(template)
+    quiet = not is_reasoning_model(template)
     warnings = [
         f"{names[name]} changed nothing: the model's chat template {why}"
         for name, why in unused.items()
@@ -288,7 +293,7 @@ def constrain_calls(
     field = "tool_choice" if offered.required else "tools"
     tools = [tool for tool in offered.tools if offered.only in ("", tool["function"]["name"])]
     try:
-        source = calls_source(
+        source = build_calls_source(
             call_format,
             tools,
             required=offered.required,

@@ -11,7 +11,7 @@ from paceline.api import Model
 from paceline.chat.params import ChatParams
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ToolCallFormat
-from paceline.chat.tool_calls.own_format import format_of
+from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
 from paceline.options import GenerateOptions, read_options
@@ -57,7 +57,7 @@ class ServedModel:
     @property
     def call_format(self) -> ToolCallFormat | None:
         """How the model writes calls of tools; ``None`` where that is not known."""
-        return None if self.template is None else format_of(self.template)
+        return None if self.template is None else find_call_format(self.template)
 
     @property
     def context_length(self) -> int:

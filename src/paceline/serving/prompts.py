@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from paceline.chat.call_reading import with_marks_kept
+from paceline.chat.call_reader import preserve_call_marks
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.template import ChatTemplate
@@ -137,7 +137,7 @@ async def prepare_chat(
         return prompt
     # The library that reads calls takes a second to import.
     await share.offload(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
-    options = with_marks_kept(chat.options, call_format, served.model.target.vocabulary)
+    options = preserve_call_marks(chat.options, call_format, served.model.target.vocabulary)
     return replace(prompt, options=options, call_format=call_format, tools=offered)
 
 

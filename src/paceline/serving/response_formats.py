@@ -13,7 +13,7 @@ from itertools import zip_longest
 from json.encoder import encode_basestring
 from typing import Any, Final, Protocol
 
-from paceline.chat.reasoning import PartKind, message_of
+from paceline.chat.reasoning import PartKind, build_message
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
@@ -589,7 +589,7 @@ class ChatFormatter(_OpenAiFormatter):
         chat = choice.prompt.chat
         assert chat is not None
         message: dict[str, Any] = {"role": "assistant"}
-        message |= message_of(
+        message |= build_message(
             "" if self.request.reads_only else choice.written,
             chat.markers,
             begun=chat.begun,

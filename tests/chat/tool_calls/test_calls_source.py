@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from paceline.chat.tool_calls.formats import FORMATS
-from paceline.chat.tool_calls.grammar import calls_source
+from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.constraints import ConstraintCompiler, Lark
 from paceline.core.errors import ConstraintError
 from tests.chat.tool_calls.answers import BY_NAME, tool
@@ -25,7 +25,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def compiled(family: str, tools: list[dict[str, Any]]) -> None:
-    source = calls_source(BY_NAME[family], tools, required=True, parallel=True)
+    source = build_calls_source(BY_NAME[family], tools, required=True, parallel=True)
     assert ConstraintCompiler(BYTES).compile(source).mask().any()
 
 
@@ -58,7 +58,7 @@ def test_an_error_names_the_function() -> None:
 
 
 def test_a_grammar_by_hand_may_not_be_as_long() -> None:
-    text = calls_source(
+    text = build_calls_source(
         BY_NAME["gemma"], [tool("f", {f"p{i}": {} for i in range(300)})], required=True, parallel=True
     ).text
     with pytest.raises(ConstraintError, match="rules, and the most is 500"):

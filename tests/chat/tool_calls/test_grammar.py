@@ -11,7 +11,7 @@ import pytest
 
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import FORMATS
-from paceline.chat.tool_calls.grammar import calls_grammar
+from paceline.chat.tool_calls.grammar import build_calls_grammar
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints import JsonSchema
 from paceline.core.errors import ConstraintError
@@ -113,7 +113,7 @@ def allows(grammar: str, text: str, *, has_marks: bool) -> bool:
 def grammar_of(family: str, tools: Sequence[Mapping[str, Any]] = TOOLS, *, has_marks: bool, **given: bool) -> str:
     ids = CONTROL_IDS if has_marks else {}
     required, parallel = given.get("required", True), given.get("parallel", True)
-    return calls_grammar(BY_NAME[family], tools, required=required, parallel=parallel, control_ids=ids)
+    return build_calls_grammar(BY_NAME[family], tools, required=required, parallel=parallel, control_ids=ids)
 
 
 MARKS = pytest.mark.parametrize("has_marks", [True, False], ids=["tokens", "text"])
@@ -263,10 +263,10 @@ def test_whatever_is_allowed_is_read_back_as_calls(family: str, has_marks: bool)
 
 def test_without_tools_or_a_grammar_there_is_an_error() -> None:
     with pytest.raises(ConstraintError, match="no tools to call"):
-        calls_grammar(BY_NAME["hermes"], [], required=True, parallel=True)
+        build_calls_grammar(BY_NAME["hermes"], [], required=True, parallel=True)
     foreign = ToolCallFormat("a/model", {})
     with pytest.raises(ConstraintError, match="how a/model writes calls"):
-        calls_grammar(foreign, TOOLS, required=True, parallel=True)
+        build_calls_grammar(foreign, TOOLS, required=True, parallel=True)
 
 
 @MARKS
@@ -275,7 +275,9 @@ def test_an_answer_is_calls_or_what_keeps_to_a_schema(family: str, has_marks: bo
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     ids = CONTROL_IDS if has_marks else {}
     grammar, required = (
-        calls_grammar(BY_NAME[family], TOOLS, required=must, parallel=True, control_ids=ids, content=JsonSchema(schema))
+        build_calls_grammar(
+            BY_NAME[family], TOOLS, required=must, parallel=True, control_ids=ids, content=JsonSchema(schema)
+        )
         for must in (False, True)
     )
     plain = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
@@ -320,7 +322,7 @@ def test_a_name_is_a_text_whatever_it_spells(family: str, name: str) -> None:
 def test_what_is_no_schema_is_an_error_with_its_place(family: str, schema: dict[str, Any]) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(ConstraintError, match=r"the parameters of function f: #/[a-zA-Z/0-9]+: .+ is no .+: give one"):
-        calls_grammar(BY_NAME[family], tools, required=True, parallel=True)
+        build_calls_grammar(BY_NAME[family], tools, required=True, parallel=True)
 
 
 # As pydantic writes nested models and enumerations: all of it stands behind references.
@@ -357,7 +359,7 @@ REFERRED["function"]["parameters"]["$defs"] = {
 
 def drawn(family: str, asked: Sequence[dict[str, Any]], *, has_marks: bool, number: int) -> list[Call]:
     """Return calls that are drawn from the grammar of tools, each read back, in answers of one."""
-    grammar = calls_grammar(
+    grammar = build_calls_grammar(
         BY_NAME[family], asked, required=True, parallel=False, control_ids=CONTROL_IDS if has_marks else {}
     )
     rng = random.Random(f"{family} {has_marks}")
@@ -476,7 +478,7 @@ def test_names_that_are_no_words_are_read_back(family: str, name: str, has_marks
 )
 def test_a_name_that_could_not_be_read_back_is_refused(family: str, function: str, parameter: str, told: str) -> None:
     with pytest.raises(ConstraintError, match="cannot be read where") as raised:
-        calls_grammar(BY_NAME[family], [tool(function, {parameter: {}})], required=True, parallel=True)
+        build_calls_grammar(BY_NAME[family], [tool(function, {parameter: {}})], required=True, parallel=True)
     assert f"the name of {told}" in str(raised.value)
 
 
@@ -539,7 +541,7 @@ def test_a_schema_that_comes_to_too_much_is_refused_in_a_line(name: str) -> None
     schema, reason = OVERSIZED[name]
     asked = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(ConstraintError, match=f"^the parameters of function f: .*{reason}.*"):
-        calls_grammar(BY_NAME["glm"], asked, required=True, parallel=False)
+        build_calls_grammar(BY_NAME["glm"], asked, required=True, parallel=False)
     parser = parser_of("glm", asked)
     assert added([*parser.push(written("glm", [("f", {})])), *parser.finish()]).called == [("f", {})]
 
@@ -562,7 +564,7 @@ def test_a_schema_that_goes_round_in_circles_is_an_error_or_a_grammar(family: st
     for schema in circles:
         asked = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
         try:
-            grammar = calls_grammar(BY_NAME[family], asked, required=True, parallel=False)
+            grammar = build_calls_grammar(BY_NAME[family], asked, required=True, parallel=False)
         except ConstraintError as error:
             assert "the parameters of function f" in str(error)  # noqa: PT017
         else:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta, ToolCallFormat
-from paceline.chat.tool_calls.own_format import own_format
 from paceline.chat.tool_calls.parser import ToolCallParser
+from paceline.chat.tool_calls.response_template import parse_response_template
 from paceline.core.errors import ModelFileError
 from tests.chat.tool_calls.answers import (
     ANSWERS,
@@ -496,7 +496,7 @@ OF_FOLDER = {
 
 
 def of_folder() -> ToolCallFormat:
-    found = own_format(OF_FOLDER, "a/model")
+    found = parse_response_template(OF_FOLDER, "a/model")
     assert found is not None
     return found
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from paceline.chat.tool_calls.base import ArgumentStyle
-from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string, without_text
+from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string, exclude_text
 from paceline.chat.tool_calls.literals import GEMMA_QUOTE, LiteralRules, gemma_key
-from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
+from paceline.chat.tool_calls.parameter_schema import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.schema_parts import iter_standard_subschemas, shorten_pointer
 from paceline.constraints.schema_preparation import prepare_schema
@@ -64,11 +64,11 @@ class ArgumentRules:
         """
         _check(schema)
         if style == "json":
-            self._rules.add(name, as_schema({"type": "object", **_closed(schema), **schema}, strict=strict))
+            self._rules.add(name, as_schema({"type": "object", **_close_schema(schema), **schema}, strict=strict))
             return ()
         ready = prepare_schema(json.loads(json.dumps(schema)), strict=strict)
         if strict and style not in TAGS:
-            _check_kept(schema)
+            _check_enforceable(schema)
         known = ParameterSchema(ready.schema)
         variants = known.variants or [[]]
         names: dict[str, None] = {}
@@ -109,7 +109,7 @@ class ArgumentRules:
         self._rules.add(name, f"{_LINE} {' '.join(parts)}")
 
 
-def arguments_written(style: ArgumentStyle, arguments: Mapping[str, str]) -> str:
+def write_arguments(style: ArgumentStyle, arguments: Mapping[str, str]) -> str:
     """Return arguments that are texts as a model writes them."""
     if style in TAGS:
         before, after = TAGS[style]
@@ -186,7 +186,7 @@ class _TaggedValue:
                 self._rules.add_until(name, self._after, pattern)
                 found.append(name)
                 continue
-            self._rules.add_until(f"{name}_lines", f"\n{self._after}", f"{pattern} & {without_text(self._after)}")
+            self._rules.add_until(f"{name}_lines", f"\n{self._after}", f"{pattern} & {exclude_text(self._after)}")
             self._rules.add_until(name, self._after, rf"{pattern} & ~/\n(.|\n)*/")
             found += [rf'"\n" {name}_lines', name]
         return f"({' | '.join(found)})"
@@ -214,7 +214,7 @@ def _check(schema: Schema) -> None:
                 )
 
 
-def _check_kept(schema: Schema) -> None:
+def _check_enforceable(schema: Schema) -> None:
     """Refuse what nothing can keep a value to that stands in no JSON, which llguidance sees nothing of."""
     left_out = prepare_schema(json.loads(json.dumps(schema)), strict=False).unenforced
     # One of several parts that can be told apart is kept to.
@@ -240,7 +240,7 @@ _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 }
 
 
-def _closed(schema: Schema) -> dict[str, Any]:
+def _close_schema(schema: Schema) -> dict[str, Any]:
     """Return what keeps a model from arguments that a function does not name, if its schema names them all.
 
     A schema alone allows any others, which weak models invent and programs do not expect.

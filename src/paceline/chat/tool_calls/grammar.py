@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from paceline.chat.tool_calls.arguments import ArgumentRules, arguments_written
+from paceline.chat.tool_calls.arguments import ArgumentRules, write_arguments
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ToolCallFormat, WrittenCalls
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.chat.tool_calls.parser import ToolCallParser
@@ -35,7 +35,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_IDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def calls_grammar(
+def build_calls_grammar(
     call_format: ToolCallFormat,
     tools: Sequence[Mapping[str, Any]],
     *,
@@ -105,7 +105,7 @@ def calls_grammar(
     return rules.text()
 
 
-def calls_source(
+def build_calls_source(
     call_format: ToolCallFormat,
     tools: Sequence[Mapping[str, Any]],
     *,
@@ -114,8 +114,8 @@ def calls_source(
     control_ids: Mapping[str, int] = _NO_IDS,
     content: JsonSchema | JsonObject | None = None,
 ) -> Calls:
-    """Return the grammar of an answer, to be compiled: its errors name the function. See :func:`calls_grammar`."""
-    text = calls_grammar(
+    """Return the grammar of an answer, to be compiled: errors name the function."""
+    text = build_calls_grammar(
         call_format, tools, required=required, parallel=parallel, control_ids=control_ids, content=content
     )
     names = [_function(tool)["name"] for tool in tools]
@@ -123,13 +123,13 @@ def calls_source(
     return Calls(text, (*meanings, *([("content", content.name)] if content is not None else [])))
 
 
-def call_written(written: WrittenCalls, name: str, arguments: Mapping[str, str]) -> str:
+def write_call(written: WrittenCalls, name: str, arguments: Mapping[str, str]) -> str:
     """Return a call as a family writes it, of a function whose arguments are texts."""
 
     def filled(text: str) -> str:
         return text.replace("{index}", "0").replace("{id}", "aaaaaaaaa")
 
-    given = arguments_written(written.style, arguments)
+    given = write_arguments(written.style, arguments)
     head = f"{written.opening}{filled(written.before)}{name}{filled(written.middle)}"
     return f"{head}{given}{filled(written.after)}{written.closing}"
 
@@ -159,7 +159,7 @@ def _check_names(call_format: ToolCallFormat, written: WrittenCalls, name: str, 
     named = {"type": "function", "function": {"name": name}}
     for one in (None, *odd):
         arguments = {} if one is None else {one: "a"}
-        text = call_written(written, name, arguments)
+        text = write_call(written, name, arguments)
         parser = ToolCallParser(call_format, [named])
         found = [*parser.push(text), *parser.finish()]
         names = [delta.name for delta in found if isinstance(delta, CallStarted)]
@@ -180,15 +180,15 @@ def _add_calls(
         # A name is a text, whatever placeholders or marks it spells.
         name = as_string(_function(tool)["name"])
         heads = [
-            f"{_filled(rules, before.removeprefix(skipped))} {name} {_filled(rules, behind)}"
+            f"{_fill_placeholders(rules, before.removeprefix(skipped))} {name} {_fill_placeholders(rules, behind)}"
             for before, behind in ((written.before, written.middle), *written.others)
         ]
         head = heads[0] if len(heads) == 1 else f"({' | '.join(heads)})"
-        rules.add(f"{rule}_{number}", f"{head} args_{number} {_filled(rules, written.after)}")
+        rules.add(f"{rule}_{number}", f"{head} args_{number} {_fill_placeholders(rules, written.after)}")
     rules.add(rule, " | ".join(f"{rule}_{number}" for number in range(len(tools))))
 
 
-def _filled(rules: LarkRules, text: str) -> str:
+def _fill_placeholders(rules: LarkRules, text: str) -> str:
     """Return the expression of a text with what its placeholders stand for."""
     return " ".join(_PLACEHOLDERS.get(piece) or rules.marks(piece) for piece in _PLACED.split(text))
 

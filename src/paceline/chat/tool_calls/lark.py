@@ -61,7 +61,7 @@ class LarkRules:
             before: the pattern of what may stand before.
         """
         first, *others = self._pieces(text)
-        without = f"{before} & {without_text(first)}"
+        without = f"{before} & {exclude_text(first)}"
         if self._spelled is not None and first in self._ids:
             # Whoever reads the text sees no difference between the token and its letters.
             self.add(f"{name.upper()}_TEXT", without)
@@ -90,12 +90,12 @@ class LarkRules:
         return [piece for piece in pieces if piece]
 
 
-def without_text(text: str) -> str:
+def exclude_text(text: str) -> str:
     """Return the expression of a terminal of any text in which a text does not stand."""
-    return f"~/(.|\\n)*{_escaped(text)}(.|\\n)*/"
+    return f"~/(.|\\n)*{_escape(text)}(.|\\n)*/"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return the regular expression of a text."""
     return "".join(one if one.isalnum() else f"\\x{ord(one):02x}" if one.isascii() else one for one in text)
 

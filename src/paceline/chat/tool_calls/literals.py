@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
-from paceline.chat.tool_calls.schemas import Parameter, ParameterSchema, Schema, choices, own_types
+from paceline.chat.tool_calls.parameter_schema import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.schema_parts import as_list, is_number
 from paceline.core.errors import ConstraintError
@@ -206,7 +206,7 @@ class LiteralRules:
         other = "" if others is False or most == len(heads) else self.value({} if others is None else others)
         left = max(least - len(heads), 0), None if most is None else max(most - len(heads), 0)
         if heads:
-            tail = _again(f"{self._comma} {other}", *left) if other else ""
+            tail = _repeat(f"{self._comma} {other}", *left) if other else ""
             for number in range(len(heads) - 1, -1, -1):
                 tail = f"{heads[number]} {tail}"
                 tail = f"{self._comma} {tail}" if number else tail
@@ -215,7 +215,7 @@ class LiteralRules:
             tail = ""
         else:
             more = None if left[1] is None else left[1] - 1
-            tail = f"{other} {_again(f'{self._comma} {other}', max(left[0] - 1, 0), more)}"
+            tail = f"{other} {_repeat(f'{self._comma} {other}', max(left[0] - 1, 0), more)}"
             tail = tail if least else f"({tail})?"
         self._rules.add(name, f'"[" {tail} "]"')
 
@@ -260,7 +260,7 @@ def gemma_key(name: str) -> str:
     return name if _GEMMA_BARE.fullmatch(name) else f"{GEMMA_QUOTE}{name}{GEMMA_QUOTE}"
 
 
-def _again(expression: str, least: int, most: int | None) -> str:
+def _repeat(expression: str, least: int, most: int | None) -> str:
     if least > _MAX_ITEMS or (most is not None and most > _MAX_ITEMS):
         least, most = min(least, _MAX_ITEMS), None
     if most is None:

@@ -30,9 +30,9 @@ from paceline.chat.tool_calls.base import (
     ContentDelta,
     ToolCallFormat,
 )
+from paceline.chat.tool_calls.parameter_schema import ParameterSchema
 from paceline.chat.tool_calls.response_parser import load_template, new_reader
-from paceline.chat.tool_calls.schemas import ParameterSchema
-from paceline.chat.tool_calls.values import JsonValue, named, value_of, with_quoted_keys, with_readable_calls
+from paceline.chat.tool_calls.values import JsonValue, make_calls_readable, parse_value, quote_keys, restore_names
 from paceline.core.errors import ConstraintError
 
 _FIELD: Final = "tool_calls"
@@ -143,7 +143,7 @@ class ToolCallParser:
                     self._end_run()
                 self._step(text[at])
             at += 1
-        return self._taken()
+        return self._take_deltas()
 
     def finish(self) -> list[AnswerDelta]:
         """Return all that was withheld; for the end of an answer."""
@@ -161,9 +161,9 @@ class ToolCallParser:
         if not self._num_calls:
             self._said += self._left
         self._left = []
-        return self._taken()
+        return self._take_deltas()
 
-    def _taken(self) -> list[AnswerDelta]:
+    def _take_deltas(self) -> list[AnswerDelta]:
         self._join_said()
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -194,8 +194,8 @@ class ToolCallParser:
         if self._region is None:
             return held
         if self._region.content == "python-call-list":
-            return with_readable_calls(held, self._replaced)
-        return with_quoted_keys(held) if self._region.content_args.get("string_delims") else held
+            return make_calls_readable(held, self._replaced)
+        return quote_keys(held) if self._region.content_args.get("string_delims") else held
 
     @property
     def _is_outside(self) -> bool:
@@ -230,20 +230,20 @@ class ToolCallParser:
         except _FAULTS:
             self._refuse(self._behind_close())
         else:
-            self._hear(events)
+            self._handle_events(events)
 
     def _end_reading(self) -> None:
         try:
-            self._hear(self._reader.feed(self._take_held()))
+            self._handle_events(self._reader.feed(self._take_held()))
             _, events = self._reader.finalize()
         except _FAULTS:
             self._refuse([])
         else:
-            self._hear(events, is_end=True)
+            self._handle_events(events, is_end=True)
         self._pending = []
         self._reader = None
 
-    def _hear(self, events: Iterable[Mapping[str, Any]], *, is_end: bool = False) -> None:
+    def _handle_events(self, events: Iterable[Mapping[str, Any]], *, is_end: bool = False) -> None:
         for event in events:
             kind, is_call = event["type"], event["field"] == _FIELD
             if kind != "region_chunk" and not is_call:
@@ -333,7 +333,7 @@ class ToolCallParser:
             raise ValueError("no call")
         if self._format.bare and name not in self._functions:
             raise ValueError("no call of a tool")
-        arguments = self._read(name, named(arguments, self._replaced), are_texts=are_texts)
+        arguments = self._read_arguments(name, restore_names(arguments, self._replaced), are_texts=are_texts)
         call_id = value.get("id") or function.get("id")
         return [(call_id if isinstance(call_id, str) else "", name, _as_json(arguments))]
 
@@ -350,7 +350,7 @@ class ToolCallParser:
             raise ValueError("half a call")
         return {} if given is None else given
 
-    def _read(self, name: str, arguments: dict[str, Any], *, are_texts: bool) -> dict[str, Any]:
+    def _read_arguments(self, name: str, arguments: dict[str, Any], *, are_texts: bool) -> dict[str, Any]:
         """Return the arguments of a function as its schema has them.
 
         Args:
@@ -361,7 +361,7 @@ class ToolCallParser:
         Raises:
             ValueError: one is missing that a call needs.
         """
-        known = self._schema_of(name)
+        known = self._get_schema(name)
         found = {}
         for key, value in arguments.items():
             key, _, said = key.partition(_SAYS_TEXT) if are_texts else (key, "", "")
@@ -373,7 +373,7 @@ class ToolCallParser:
             raise ValueError("half a call")
         return found
 
-    def _schema_of(self, name: str) -> ParameterSchema:
+    def _get_schema(self, name: str) -> ParameterSchema:
         """Return the schema of a function's parameters; one of any where it has none that could be used."""
         if name not in self._schemas:
             schema = self._functions.get(name, {}).get("parameters")
@@ -431,10 +431,10 @@ def _value(value: Any, known: ParameterSchema, schemas: Sequence[Any], *, are_te
     schema: Any = schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
     if isinstance(value, list) and are_texts:
         # The library collects those of one name, where a template says so.
-        return [value_of(one, known, schema, is_text=is_text) if isinstance(one, str) else one for one in value]
+        return [parse_value(one, known, schema, is_text=is_text) if isinstance(one, str) else one for one in value]
     types = known.types(schema)
     if isinstance(value, str) and (are_texts or (types is not None and "string" not in types)):
-        return value_of(value, known, schema, is_text=is_text)
+        return parse_value(value, known, schema, is_text=is_text)
     return value
 
 

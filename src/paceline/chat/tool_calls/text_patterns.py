@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from paceline.chat.tool_calls.lark import ANY_TEXT
-from paceline.chat.tool_calls.schemas import Schema
+from paceline.chat.tool_calls.parameter_schema import Schema
 from paceline.constraints.llguidance_import import import_llguidance
 from paceline.constraints.schema_parts import as_list, as_mapping, is_number
 from paceline.core.errors import ConstraintError
@@ -62,7 +62,7 @@ def text_pattern(schema: Schema, *, strict: bool) -> str:
     kind = schema.get("format")
     patterns = [schema.get("pattern"), *(as_mapping(part).get("pattern") for part in as_list(schema.get("allOf")))]
     for pattern in (one for one in patterns if isinstance(one, str)):
-        found = _searched(pattern)
+        found = _anchor_pattern(pattern)
         if found is None and strict:
             raise ConstraintError(
                 f"the pattern {shown(pattern)} says what nothing can keep a text to: leave it out, or say strict false"
@@ -77,7 +77,7 @@ def _length(value: Any) -> int | None:
     return int(value) if is_number(value) and value <= _MAX_LENGTH else None
 
 
-def _searched(pattern: str) -> str | None:
+def _anchor_pattern(pattern: str) -> str | None:
     """Return the pattern of whole texts in which a pattern is found; ``None`` where that cannot be said."""
     found = []
     for parts in _alternatives(pattern):
@@ -86,14 +86,14 @@ def _searched(pattern: str) -> str | None:
         inner = parts[start : len(parts) - end]
         if any(part in ("^", "$") or _NOT_KEPT.match(part) for part in inner):
             return None
-        text = "".join(map(_of_ascii, inner))
+        text = "".join(map(_restrict_to_ascii, inner))
         if re.search(r"(?<!\\)\(\?(?!:)", text):
             return None
         found.append(f"{'' if start else '(?s:.)*'}(?:{text}){'' if end else '(?s:.)*'}")
     return "|".join(found)
 
 
-def _of_ascii(part: str) -> str:
+def _restrict_to_ascii(part: str) -> str:
     """Return a part of a pattern in which letters and digits are those of ASCII, as in the language of schemas.
 
     What is no space there is one for some who check it: the separators of ASCII.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from paceline.chat.tool_calls.schemas import ParameterSchema, Schema, choices, has_type, own_types
+from paceline.chat.tool_calls.parameter_schema import ParameterSchema, Schema, choices, has_type, own_types
 from paceline.constraints.schema_parts import is_number
 
 _OPENING: Final = "{["
@@ -91,7 +91,7 @@ class JsonValue:
         return character if character.isalnum() or character == " " or character > "~" else f"\\u{ord(character):04x}"
 
 
-def with_readable_calls(text: str, names: list[str]) -> str:
+def make_calls_readable(text: str, names: list[str]) -> str:
     """Return calls in Python's notation as the library reads it.
 
     Some models do not escape line breaks in strings, and a parameter may have a name that is none in Python: a number
@@ -113,8 +113,8 @@ def with_readable_calls(text: str, names: list[str]) -> str:
     return _PYTHON_PART.sub(readable, text)
 
 
-def named(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return arguments with the names that :func:`with_readable_calls` replaced."""
+def restore_names(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return arguments with the names that :func:`make_calls_readable` replaced."""
 
     def name(key: str) -> str:
         number = key.removeprefix(NAME_MARK)
@@ -124,7 +124,7 @@ def named(arguments: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name(key): value for key, value in arguments.items()} if names else arguments
 
 
-def with_quoted_keys(text: str) -> str:
+def quote_keys(text: str) -> str:
     """Return values in Gemma's notation in which a key that is no word of letters has JSON's quotes."""
 
     def quoted(found: re.Match[str]) -> str:
@@ -134,7 +134,7 @@ def with_quoted_keys(text: str) -> str:
     return _GEMMA_PART.sub(quoted, text)
 
 
-def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | None = None) -> Any:
+def parse_value(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | None = None) -> Any:
     """Return what a text stands for that a model wrote as the value of a parameter.
 
     Where a schema allows texts and more, it is what it spells if that is allowed: 5 is a number, and five a text.
@@ -156,8 +156,8 @@ def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | 
     types = known.types(schema)
     if is_text or (is_text is None and types is None):
         return text
-    spelled = _spelled(text.strip(), loosely=types is None or "string" not in types)
-    kept = [one for one in spelled if types is None or any(_keeps_to(one, branch) for branch in branches)]
+    spelled = _parse_spellings(text.strip(), loosely=types is None or "string" not in types)
+    kept = [one for one in spelled if types is None or any(_matches_branch(one, branch) for branch in branches)]
     if not kept and types is not None and "string" not in types:
         # It is no text, whatever else the schema says.
         kept = [one for one in spelled if has_type(one, types)]
@@ -167,7 +167,7 @@ def value_of(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | 
     return int(kept[0]) if is_whole else kept[0]
 
 
-def _spelled(text: str, *, loosely: bool) -> list[Any]:
+def _parse_spellings(text: str, *, loosely: bool) -> list[Any]:
     """Return what a text may spell, besides itself.
 
     Args:
@@ -176,18 +176,18 @@ def _spelled(text: str, *, loosely: bool) -> list[Any]:
     """
     found = []
     try:
-        found.append(json.loads(text, parse_constant=_refused))
+        found.append(json.loads(text, parse_constant=_refuse_constant))
     except (ValueError, RecursionError):
         if text in _WORDS:
             found.append(_WORDS[text])
         elif loosely:
-            found += _numbers(text)
+            found += _parse_numbers(text)
     if loosely and text in ("0", "1"):
         found.append(text == "1")
     return [one for one in found if not (isinstance(one, float) and not math.isfinite(one))]
 
 
-def _numbers(text: str) -> list[Any]:
+def _parse_numbers(text: str) -> list[Any]:
     for kind in (int, float):
         try:
             return [kind(text)]
@@ -196,11 +196,11 @@ def _numbers(text: str) -> list[Any]:
     return []
 
 
-def _refused(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def _keeps_to(value: Any, branch: Schema) -> bool:
+def _matches_branch(value: Any, branch: Schema) -> bool:
     """Return whether a value that is no text is one that a schema without references allows, as far as it says so."""
     types = own_types(branch)
     if value is None and branch.get("nullable"):

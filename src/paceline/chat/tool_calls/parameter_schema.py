@@ -137,12 +137,12 @@ class ParameterSchema:
         """Return a part of the schema as one of its own, with the definitions that it refers to."""
         shared: dict[str, Any] = {}
         names: dict[int, str] = {}
-        copied = self._copied(schema, names, shared)
+        copied = self._copy(schema, names, shared)
         if not isinstance(copied, dict):
             return {"anyOf": [copied]}
         return {**copied, "$defs": shared} if shared else copied
 
-    def _resolved(self, schema: Any, seen: tuple[str, ...]) -> Schema:
+    def _resolve(self, schema: Any, seen: tuple[str, ...]) -> Schema:
         """Return a schema with what its reference and its ``allOf`` say, but for what is in its own parts.
 
         A reference that leads nowhere, and one that leads to itself, is left where it is.
@@ -157,16 +157,16 @@ class ParameterSchema:
                 return found
             seen = (*seen, reference)
             beside = {key: value for key, value in found.items() if key != "$ref"}
-            found = self._join(self._resolved(target, seen), beside)
+            found = self._join(self._resolve(target, seen), beside)
         parts = as_list(found.get("allOf"))
         if parts:
             found = {key: value for key, value in found.items() if key != "allOf"}
             for part in parts:
-                found = self._join(found, self._resolved(part, seen))
+                found = self._join(found, self._resolve(part, seen))
         return found
 
     def _branches(self, schema: Any, seen: tuple[int, ...]) -> Iterator[Schema]:
-        whole = self._resolved(schema, ())
+        whole = self._resolve(schema, ())
         union = next((name for name in _UNIONS if as_list(whole.get(name))), None)
         if union is None:
             yield whole
@@ -184,7 +184,7 @@ class ParameterSchema:
                 f"$ref, allOf, anyOf and oneOf of the JSON schema join more than {_MAX_ENTRIES:,} properties and "
                 "values: write out what is wanted"
             )
-        return _joined(one, other)
+        return _join_schemas(one, other)
 
     def _count_step(self) -> None:
         self._num_steps += 1
@@ -197,12 +197,12 @@ class ParameterSchema:
     def _target(self, reference: str) -> Any:
         return next((one for one in self._references.targets(reference) if isinstance(one, dict | bool)), None)
 
-    def _copied(self, schema: Any, names: dict[int, str], shared: dict[str, Any]) -> Any:
+    def _copy(self, schema: Any, names: dict[int, str], shared: dict[str, Any]) -> Any:
         """Return a copy that refers to what is shared alone, which is added to that."""
         if not isinstance(schema, dict):
             return schema
         own = {key: one for key, one in schema.items() if key not in _OF_WHOLES}
-        copied = map_subschemas(own, lambda part: self._copied(part, names, shared))
+        copied = map_subschemas(own, lambda part: self._copy(part, names, shared))
         reference = schema.get("$ref")
         target = self._target(reference) if isinstance(reference, str) else None
         if target is not None and isinstance(reference, str):
@@ -212,7 +212,7 @@ class ParameterSchema:
                 name = f"{last}_{len(names)}"
                 names[id(target)] = name
                 shared[name] = None
-                shared[name] = self._copied(target, names, shared)
+                shared[name] = self._copy(target, names, shared)
             pointed = names[id(target)].replace("~", "~0").replace("/", "~1")
             copied["$ref"] = f"#/$defs/{pointed}"
         return copied
@@ -260,7 +260,7 @@ def _allows(schema: Schema, kind: str) -> bool:
     return types is None or kind in types
 
 
-def _joined(one: Schema, other: Schema) -> Schema:
+def _join_schemas(one: Schema, other: Schema) -> Schema:
     """Return what keeps to two schemas, as far as that can be said in one; of notes the other's."""
     found = dict(one)
     for key, value in other.items():
@@ -270,11 +270,11 @@ def _joined(one: Schema, other: Schema) -> Schema:
             # No pattern says two.
             found["allOf"] = [*as_list(found.get("allOf")), {key: value}]
         else:
-            found[key] = _both(key, found[key], value)
+            found[key] = _join_values(key, found[key], value)
     return found
 
 
-def _both(key: str, one: Any, other: Any) -> Any:
+def _join_values(key: str, one: Any, other: Any) -> Any:
     if key == "properties" and isinstance(one, dict) and isinstance(other, dict):
         shared = {
             name: {"allOf": [one[name], other[name]]} for name in one if name in other and one[name] != other[name]

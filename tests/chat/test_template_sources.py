@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.chat.messages import read_messages
-from paceline.chat.sources import find_template, has_template
 from paceline.chat.template import ChatTemplate
+from paceline.chat.template_sources import find_template, has_template
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.models.helpers import write_gguf

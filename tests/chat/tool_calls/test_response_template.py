@@ -9,8 +9,8 @@ import pytest
 
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta
-from paceline.chat.tool_calls.own_format import MAX_REPEATED, format_of, own_format
 from paceline.chat.tool_calls.parser import ToolCallParser
+from paceline.chat.tool_calls.response_template import MAX_REPEATED, find_call_format, parse_response_template
 from paceline.core.errors import ModelFileError, ModelWarning
 from tests.chat.tool_calls.answers import TOOLS
 
@@ -49,7 +49,7 @@ ANSWERS = {
 
 
 def read(template: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    call_format = own_format(template, "a/model")
+    call_format = parse_response_template(template, "a/model")
     assert call_format is not None
     parser = ToolCallParser(call_format, TOOLS)
     deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
@@ -72,13 +72,13 @@ def test_calls_are_read_as_the_model_describes_them(template: Any, answer: str) 
 
 
 def test_a_template_without_calls_describes_no_format() -> None:
-    assert own_format({"fields": {"content": {"content": "text"}}}, "a/model") is None
+    assert parse_response_template({"fields": {"content": {"content": "text"}}}, "a/model") is None
 
 
 @pytest.mark.parametrize("template", [None, "json", [], {}, {"fields": []}, {"fields": None}])
 def test_what_is_no_template_is_named(template: Any) -> None:
     with pytest.raises(ModelFileError, match="response template of a/model is none"):
-        own_format(template, "a/model")
+        parse_response_template(template, "a/model")
 
 
 def with_opening(pattern: str) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def with_opening(pattern: str) -> dict[str, Any]:
 def test_patterns_end_soon_or_are_refused(pattern: str, bounded: str | None) -> None:
     if bounded is None:
         with pytest.raises(ModelFileError, match="could take long"):
-            own_format(with_opening(pattern), "a/model")
+            parse_response_template(with_opening(pattern), "a/model")
         return
-    found = own_format(with_opening(pattern), "a/model")
+    found = parse_response_template(with_opening(pattern), "a/model")
     assert found is not None
     assert found.template["fields"]["tool_calls"]["open_pattern"] == bounded
     re.compile(bounded)
@@ -117,7 +117,7 @@ def test_patterns_end_soon_or_are_refused(pattern: str, bounded: str | None) -> 
 
 def test_a_known_family_goes_before_what_a_model_says_and_what_cannot_be_used_is_warned_of() -> None:
     def found(source: str, response: Any) -> str | None:
-        call_format = format_of(ChatTemplate(source, origin="a/model", response_template=response))
+        call_format = find_call_format(ChatTemplate(source, origin="a/model", response_template=response))
         return None if call_format is None else call_format.name
 
     assert found("{{ messages }}", None) is None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.chat.marked import MarkedText, ending_of_template
+from paceline.chat.marked import MarkedText, trailing_template_text
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.chat.reasoning import PartKind, ReasoningMarkers, opens_reasoning
@@ -23,7 +23,7 @@ from paceline.core.numbers import shown
 _WAY_OUT = "or have it answered by another, with continue_final_message=False"
 
 
-def goes_on(messages: Sequence[Message], params: ChatParams) -> bool:
+def is_continued(messages: Sequence[Message], params: ChatParams) -> bool:
     """Return whether the last message is to be continued.
 
     Args:
@@ -53,7 +53,7 @@ def goes_on(messages: Sequence[Message], params: ChatParams) -> bool:
     return True
 
 
-def with_beginning(
+def add_beginning(
     opening: MarkedText, message: Message, markers: ReasoningMarkers | None, *, origin: str
 ) -> tuple[MarkedText, bool]:
     """Return a prompt that ends with the beginning of a message, and whether that ends within its reasoning.
@@ -71,7 +71,7 @@ def with_beginning(
     Raises:
         InputError: the message has reasoning, and the template knows nothing of it.
     """
-    content, reasoning = _text_of(message.get("content", "")), message.get("reasoning_content", "")
+    content, reasoning = _content_text(message.get("content", "")), message.get("reasoning_content", "")
     if not isinstance(reasoning, str):
         raise InputError(f"reasoning_content of the last message is {shown(reasoning)}: give a text, or leave it out")
     if markers is None:
@@ -81,7 +81,7 @@ def with_beginning(
                 "message"
             )
         return opening + content, False
-    ending = ending_of_template(opening)
+    ending = trailing_template_text(opening)
     is_open = opens_reasoning(ending, markers)
     parts: list[str] = [opening]
     if not is_open and (reasoning or (content and markers.forced and markers.closing not in ending)):
@@ -98,7 +98,7 @@ def with_beginning(
     return MarkedText.joined([*parts, content]), is_open
 
 
-def beginning_of(
+def split_beginning(
     message: Message, markers: ReasoningMarkers | None, *, reasoning_apart: bool
 ) -> list[tuple[PartKind, str]]:
     """Return the beginning that a continued message had, as parts of the answer that goes on with it.
@@ -108,7 +108,7 @@ def beginning_of(
         markers: of the model; ``None`` where it knows of no reasoning.
         reasoning_apart: whether an answer has its reasoning apart, or within its content, with markers.
     """
-    content, reasoning = _text_of(message.get("content", "")), message.get("reasoning_content", "")
+    content, reasoning = _content_text(message.get("content", "")), message.get("reasoning_content", "")
     if reasoning and not reasoning_apart and markers is not None:
         content = f"{markers.start}{reasoning}{markers.closing + content if content else ''}"
         reasoning = ""
@@ -116,5 +116,5 @@ def beginning_of(
     return [part for part in parts if part[1]]
 
 
-def _text_of(content: str | list[dict[str, str]]) -> str:
+def _content_text(content: str | list[dict[str, str]]) -> str:
     return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)

@@ -11,7 +11,7 @@ import paceline
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
-from paceline.chat.reasoning import ReasoningFormat, ReasoningMarkers, ReasoningSplitter, message_of, split_reasoning
+from paceline.chat.reasoning import ReasoningFormat, ReasoningMarkers, ReasoningSplitter, build_message, split_reasoning
 from paceline.core.errors import InputError
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
@@ -194,9 +194,9 @@ def test_the_answer_is_what_was_added() -> None:
     text = " + 2</think>4."
     formats: tuple[ReasoningFormat, ...] = ("none", "deepseek-legacy")
     for reasoning_format in formats:
-        message = message_of(text, MARKERS, begun=True, continued=True, reasoning_format=reasoning_format)
+        message = build_message(text, MARKERS, begun=True, continued=True, reasoning_format=reasoning_format)
         assert message["content"] == text
-    assert message_of(text, MARKERS, begun=True, continued=True) == {"content": "4.", "reasoning_content": " + 2"}
+    assert build_message(text, MARKERS, begun=True, continued=True) == {"content": "4.", "reasoning_content": " + 2"}
 
 
 @pytest.mark.parametrize("reasoning_format", ["auto", "none"])

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from paceline.chat.call_history import CallForm, check_arguments, find_call_form, with_calls
-from paceline.chat.call_reading import CallReading, with_marks_kept
-from paceline.chat.continuing import goes_on, with_beginning
-from paceline.chat.fitting import num_leading, oldest_left_out
-from paceline.chat.marked import MarkedText, ending_of_template
+from paceline.chat.call_history import CallForm, check_arguments, convert_calls, find_call_form
+from paceline.chat.call_reader import CallReader, preserve_call_marks
+from paceline.chat.continuation import add_beginning, is_continued
+from paceline.chat.marked import MarkedText, trailing_template_text
 from paceline.chat.messages import Message, plain_data, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
-from paceline.chat.prompts import ChatPrompt, token_ids_of
-from paceline.chat.reasoning import ReasoningMarkers, budget_of, find_markers, opens_reasoning, preserved_ids
+from paceline.chat.prompts import ChatPrompt, tokenize_rendered
+from paceline.chat.reasoning import ReasoningMarkers, build_budget, find_markers, opens_reasoning, preserved_ids
 from paceline.chat.template import ChatTemplate
-from paceline.chat.tool_calls.own_format import format_of
 from paceline.chat.tool_calls.response_parser import load_template
+from paceline.chat.tool_calls.response_template import find_call_format
+from paceline.chat.truncation import count_leading, drop_oldest_turns
 from paceline.core.errors import ContextLengthError, InputError
 from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.length import most_tokens
@@ -42,7 +42,7 @@ _ROOM_FOR_ANSWERS: Final = 4
 """A conversation leaves this part of the context to its answer, if that may be so long."""
 
 
-class _Written(NamedTuple):
+class _RenderedPrompt(NamedTuple):
     """A conversation as a prompt.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Written(NamedTuple):
     begun: bool
 
 
-class ChatReader:
+class ChatPromptBuilder:
     """Makes prompts of conversations for one model. Any thread may use it.
 
     Args:
@@ -92,45 +92,45 @@ class ChatReader:
             ContextLengthError: they leave no room for an answer.
             ModelFileError: the template does what it must not.
         """
-        self._refuse_unfollowed(params)
-        params = with_level_as_switch(params, self.template)
-        read = [self._taken(message) for message in read_messages(messages)]
-        variables = {**params.template_variables, **self._switched(params)}
-        continues = goes_on(read, params)
+        self._refuse_unsupported(params)
+        params = convert_level_to_switch(params, self.template)
+        read = [self._adapt_message(message) for message in read_messages(messages)]
+        variables = {**params.template_variables, **self._reasoning_variables(params)}
+        continues = is_continued(read, params)
         is_open = continues or params.add_generation_prompt is not False
 
         def write_out(conversation: Sequence[Message]) -> MarkedText:
-            some = self._no_tools if tools is None else tools
+            some = self._empty_tools if tools is None else tools
             try:
                 return self.template.render(conversation, tools=some, add_generation_prompt=is_open, **variables)
             except InputError:
                 check_arguments(conversation)
                 raise
 
-        merges = _loses_system(read[:-1] if continues else read, write_out)
+        merges = _drops_system(read[:-1] if continues else read, write_out)
 
         def render(conversation: Sequence[Message]) -> MarkedText:
-            return write_out(_with_system_merged(conversation) if merges else conversation)
+            return write_out(_merge_system(conversation) if merges else conversation)
 
         def begin(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
             if not continues:
-                return self._as_rendered(render(conversation))
+                return self._finish_rendering(render(conversation))
             opening = render(conversation[:-1])
-            return with_beginning(opening, conversation[-1], self.markers, origin=self.template.origin)
+            return add_beginning(opening, conversation[-1], self.markers, origin=self.template.origin)
 
         # The oldest turns are left out, so how many messages there are tells which.
         begun_by: dict[int, tuple[MarkedText, bool]] = {}
-        written: dict[int, _Written] = {}
+        written: dict[int, _RenderedPrompt] = {}
 
         def begin_once(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
             if len(conversation) not in begun_by:
                 begun_by[len(conversation)] = begin(conversation)
             return begun_by[len(conversation)]
 
-        def write(conversation: Sequence[Message]) -> _Written:
+        def write(conversation: Sequence[Message]) -> _RenderedPrompt:
             if len(conversation) not in written:
                 text, begun = begin_once(conversation)
-                written[len(conversation)] = _Written(text, self._tokens(text), begun)
+                written[len(conversation)] = _RenderedPrompt(text, self._tokens(text), begun)
             return written[len(conversation)]
 
         def count(conversation: Sequence[Message]) -> int:
@@ -142,7 +142,7 @@ class ChatReader:
         kept: Sequence[Message] = read
         room = self._context_length - min(max_tokens, self._context_length // _ROOM_FOR_ANSWERS)
         if params.forget:
-            kept = oldest_left_out(read, count, most=room, aim=room * 3 // 4)
+            kept = drop_oldest_turns(read, count, most=room, aim=room * 3 // 4)
         least = self._fewest_tokens(begin_once(kept)[0]) if max_tokens else 0
         if least >= self._context_length:
             raise self._too_long(least, forgets=params.forget, is_least=True)
@@ -170,18 +170,18 @@ class ChatReader:
         Raises:
             CapabilityError: the library that reads calls is not installed.
         """
-        call_format = format_of(self.template) if tools else None
+        call_format = find_call_format(self.template) if tools else None
         if call_format is None:
             return prompt
         load_template(call_format.template, call_format.name)
-        calls = CallReading(call_format, plain_data(tools, "'tools'"))
-        options = with_marks_kept(prompt.options, call_format, self._vocabulary)
+        calls = CallReader(call_format, plain_data(tools, "'tools'"))
+        options = preserve_call_marks(prompt.options, call_format, self._vocabulary)
         return replace(prompt, options=options, calls=calls)
 
-    def _as_rendered(self, text: MarkedText) -> tuple[MarkedText, bool]:
+    def _finish_rendering(self, text: MarkedText) -> tuple[MarkedText, bool]:
         """Return a rendered conversation, and whether it ends within reasoning."""
         # Behind all that others wrote, who may spell markers too.
-        return text, self.markers is not None and opens_reasoning(ending_of_template(text), self.markers)
+        return text, self.markers is not None and opens_reasoning(trailing_template_text(text), self.markers)
 
     def _fewest_tokens(self, text: MarkedText) -> int:
         """Return how many tokens a text has at least, if that may be too many: it is told in far less time."""
@@ -198,14 +198,14 @@ class ChatReader:
         ).with_lengths(num_tokens, self._context_length, is_least=is_least)
 
     def _tokens(self, text: MarkedText) -> list[int]:
-        return token_ids_of(text, self._vocabulary, adds_opening=self.template.adds_opening)
+        return tokenize_rendered(text, self._vocabulary, adds_opening=self.template.adds_opening)
 
-    def _taken(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message in roles that the template knows, with calls in the form that it reads."""
         if message["role"] == "developer" and "developer" not in self.template.source:
             return {**message, "role": "system"}
         if "tool_calls" in message:
-            message = with_calls(message, self._call_form)
+            message = convert_calls(message, self._call_form)
         # Nothing said and no call made: some templates put texts beside a content that has to be one.
         return message if "content" in message or "tool_calls" in message else {**message, "content": ""}
 
@@ -214,7 +214,7 @@ class ChatReader:
         return find_call_form(self.template)
 
     @functools.cached_property
-    def _no_tools(self) -> list[Mapping[str, Any]] | None:
+    def _empty_tools(self) -> list[Mapping[str, Any]] | None:
         """What stands for no tools: a template that is made for conversations with tools may need a list."""
         choices: tuple[list[Mapping[str, Any]] | None, ...] = (None, [])
         for tools in choices:
@@ -226,19 +226,19 @@ class ChatReader:
     def _check_roles(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> None:
         """Refuse messages that the template leaves out without a word, as many do with roles they do not know."""
         # Of one message of the system at the beginning it is known that it has a place, or was merged.
-        start = 1 if num_leading(messages) == 1 < len(messages) else 0
-        said = [number for number, message in enumerate(messages) if number >= start and _says_something(message)]
+        start = 1 if count_leading(messages) == 1 < len(messages) else 0
+        said = [number for number, message in enumerate(messages) if number >= start and _has_text(message)]
         for role in {messages[number]["role"] for number in said} - {"user", "assistant"}:
             of_role = [number for number in said if messages[number]["role"] == role]
             # Many read what the system says at the beginning, and there alone.
             for group in [of_role[:1], of_role[1:]] if role == "system" and not start else [of_role]:
-                if group and self._leaves_out(messages, group, render):
+                if group and self._drops_messages(messages, group, render):
                     raise InputError(
                         f"the chat template of {self.template.origin} leaves out message {group[0] + 1}: it does not "
                         f"know the role {role!r} there; use another, such as 'user'"
                     )
 
-    def _leaves_out(
+    def _drops_messages(
         self, messages: Sequence[Message], numbers: Sequence[int], render: Callable[[Sequence[Message]], MarkedText]
     ) -> bool:
         """Return whether the template writes the same whatever is said in some of the messages."""
@@ -252,11 +252,11 @@ class ChatReader:
             # What it says of the whole conversation comes later, if anything.
             return False
 
-    def _switched(self, params: ChatParams) -> dict[str, Any]:
+    def _reasoning_variables(self, params: ChatParams) -> dict[str, Any]:
         """Return the template's variables of reasoning."""
         variables: dict[str, Any] = {}
         if params.reasoning != "auto":
-            variables.update(dict.fromkeys(_switches_of(self.template), params.reasoning == "on"))
+            variables.update(dict.fromkeys(_find_switches(self.template), params.reasoning == "on"))
         if params.reasoning_effort is not None:
             variables[_EFFORT] = params.reasoning_effort
         return variables
@@ -265,7 +265,7 @@ class ChatReader:
         """Return what a request needs so that its reasoning can be told and bounded."""
         markers = self.markers
         budget = params.reasoning_budget
-        if params.reasoning == "off" and not _switches_of(self.template):
+        if params.reasoning == "off" and not _find_switches(self.template):
             # A template without a switch; the model is made to say that it is done.
             budget = 0
         if markers is None:
@@ -273,11 +273,13 @@ class ChatReader:
         message = params.reasoning_budget_message
         return {
             "preserved_ids": preserved_ids(markers, self._vocabulary),
-            "reasoning_budget": budget_of(markers, self._vocabulary, budget, begun=begun, message=message),
+            "reasoning_budget": build_budget(markers, self._vocabulary, budget, begun=begun, message=message),
         }
 
-    def _refuse_unfollowed(self, params: ChatParams) -> None:
-        for name, what in unfollowed(with_level_as_switch(params, self.template), self.template).items():
+    def _refuse_unsupported(self, params: ChatParams) -> None:
+        for name, what in find_unsupported_options(
+            convert_level_to_switch(params, self.template), self.template
+        ).items():
             asked = _EFFORT if params.reasoning_effort == _NO_EFFORT and name == "reasoning" else name
             raise InputError(
                 f"the chat template of {self.template.origin} knows nothing of {what}: leave out "
@@ -285,12 +287,12 @@ class ChatReader:
             )
 
 
-def with_level_as_switch(params: ChatParams, template: ChatTemplate) -> ChatParams:
+def convert_level_to_switch(params: ChatParams, template: ChatTemplate) -> ChatParams:
     """Return options in which the level ``"none"`` switches reasoning off, which few templates know as a level."""
     if params.reasoning_effort != _NO_EFFORT:
         return params
     has_markers = find_markers(template.source) is not None
-    has_level = _EFFORT in template.variables and not _switches_of(template)
+    has_level = _EFFORT in template.variables and not _find_switches(template)
     if has_level and not has_markers:
         # Nothing else is known of it.
         return params
@@ -298,10 +300,10 @@ def with_level_as_switch(params: ChatParams, template: ChatTemplate) -> ChatPara
     return replace(params, reasoning="off", reasoning_effort=_NO_EFFORT if has_level else None)
 
 
-def unfollowed(params: ChatParams, template: ChatTemplate) -> dict[str, str]:
+def find_unsupported_options(params: ChatParams, template: ChatTemplate) -> dict[str, str]:
     """Return the options of reasoning that a template knows nothing of: by name, what it knows nothing of."""
     found = {}
-    if params.reasoning != "auto" and not reasons(template):
+    if params.reasoning != "auto" and not is_reasoning_model(template):
         found["reasoning"] = "reasoning"
     if params.reasoning_effort is not None and _EFFORT not in template.variables:
         found["reasoning_effort"] = "levels of reasoning"
@@ -310,9 +312,9 @@ def unfollowed(params: ChatParams, template: ChatTemplate) -> dict[str, str]:
     return found
 
 
-def reasons(template: ChatTemplate) -> bool:
+def is_reasoning_model(template: ChatTemplate) -> bool:
     """Return whether a template's model is known to reason."""
-    return find_markers(template.source) is not None or bool(_switches_of(template))
+    return find_markers(template.source) is not None or bool(_find_switches(template))
 
 
 def refuses_level(params: ChatParams, template: ChatTemplate) -> bool:
@@ -331,24 +333,24 @@ def refuses_level(params: ChatParams, template: ChatTemplate) -> bool:
     return not is_taken({_EFFORT: level}) and is_taken({})
 
 
-def _switches_of(template: ChatTemplate) -> list[str]:
+def _find_switches(template: ChatTemplate) -> list[str]:
     return [name for name in _SWITCHES if name in template.variables]
 
 
-def _loses_system(messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> bool:
+def _drops_system(messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> bool:
     """Return whether a template has no place for what the system says at the beginning of a conversation.
 
     Of some it depends on the conversation: they write it beside tools alone, or before the last message if that is a
     user's.
     """
-    first = num_leading(messages)
+    first = count_leading(messages)
     if not 0 < first < len(messages):
         return False
     try:
         text = render(messages)
     except InputError:
         return True
-    if not any(map(_says_something, messages[:first])):
+    if not any(map(_has_text, messages[:first])):
         return False
     try:
         return text == render(messages[first:])
@@ -356,24 +358,24 @@ def _loses_system(messages: Sequence[Message], render: Callable[[Sequence[Messag
         return False
 
 
-def _with_system_merged(messages: Sequence[Message]) -> Sequence[Message]:
+def _merge_system(messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages with what the system says at the beginning of the first turn, as llama.cpp does."""
-    first = num_leading(messages)
+    first = count_leading(messages)
     if not 0 < first < len(messages):
         return messages
-    parts = [part for message in messages[: first + 1] for part in _parts_of(message)]
+    parts = [part for message in messages[: first + 1] for part in _content_parts(message)]
     content: Any = parts
     if isinstance(messages[first].get("content", ""), str):
         content = "\n".join(part["text"] for part in parts)
     return [{**messages[first], "content": content}, *messages[first + 1 :]]
 
 
-def _parts_of(message: Message) -> list[dict[str, Any]]:
+def _content_parts(message: Message) -> list[dict[str, Any]]:
     content = message.get("content") or []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _says_something(message: Message) -> bool:
+def _has_text(message: Message) -> bool:
     """Return whether a message has a text; one without may be left out."""
     content = message.get("content", "")
     return bool(content.strip() if isinstance(content, str) else content)

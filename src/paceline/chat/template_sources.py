@@ -42,7 +42,7 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
     """
     is_folder = path.is_dir()
     metadata: Mapping[str, Value] = {} if is_folder else read_gguf_header(path).metadata
-    sources = _of_folder(path) if is_folder else _of_gguf(metadata)
+    sources = _read_folder_templates(path) if is_folder else _read_gguf_templates(metadata)
     origin = path.name
     if isinstance(replaced_by, Path):
         sources, origin = {_DEFAULT: _read_template(replaced_by)}, replaced_by.name
@@ -55,10 +55,10 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
     return ChatTemplate(
         source,
         origin=origin,
-        special_tokens=_folder_tokens(path) if is_folder else _gguf_tokens(metadata, vocabulary),
+        special_tokens=_read_folder_tokens(path) if is_folder else _read_gguf_tokens(metadata, vocabulary),
         with_tools=sources.get(_WITH_TOOLS),
         adds_opening=not is_folder,
-        response_template=_response_template(path) if is_folder and replaced_by is None else None,
+        response_template=_read_response_template(path) if is_folder and replaced_by is None else None,
     )
 
 
@@ -68,7 +68,9 @@ def has_template(path: Path) -> bool:
     Raises:
         ModelFileError: a file cannot be read.
     """
-    return bool(_of_folder(path) if path.is_dir() else _of_gguf(read_gguf_header(path).metadata))
+    return bool(
+        _read_folder_templates(path) if path.is_dir() else _read_gguf_templates(read_gguf_header(path).metadata)
+    )
 
 
 def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
@@ -83,10 +85,10 @@ def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
         ModelFileError: a file cannot be read.
     """
     if replaced_by is None and not has_template(path):
-        raise no_template(path)
+        raise no_template_error(path)
 
 
-def no_template(path: Path) -> CapabilityError:
+def no_template_error(path: Path) -> CapabilityError:
     """Return the error of a model without a chat template."""
     return CapabilityError(
         f"{path.name} has no chat template, as models have none that only continue texts: have it continue a "
@@ -94,7 +96,7 @@ def no_template(path: Path) -> CapabilityError:
     )
 
 
-def _of_gguf(metadata: Mapping[str, Value]) -> dict[str, str]:
+def _read_gguf_templates(metadata: Mapping[str, Value]) -> dict[str, str]:
     """Return the templates of a GGUF file by name."""
     found: dict[str, Value | None] = {_DEFAULT: metadata.get(_GGUF_KEY)}
     for key, value in metadata.items():
@@ -103,7 +105,7 @@ def _of_gguf(metadata: Mapping[str, Value]) -> dict[str, str]:
     return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
 
 
-def _gguf_tokens(metadata: Mapping[str, Value], vocabulary: Vocabulary) -> dict[str, str]:
+def _read_gguf_tokens(metadata: Mapping[str, Value], vocabulary: Vocabulary) -> dict[str, str]:
     spelled = {}
     for name, key in _GGUF_TOKENS.items():
         token_id = metadata.get(key)
@@ -113,7 +115,7 @@ def _gguf_tokens(metadata: Mapping[str, Value], vocabulary: Vocabulary) -> dict[
     return {name: text for name, text in spelled.items() if text}
 
 
-def _of_folder(folder: Path) -> dict[str, str]:
+def _read_folder_templates(folder: Path) -> dict[str, str]:
     """Return the templates of a folder by name: those in files of their own before those within others."""
     said = read_json_if_present(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(said, list):
@@ -134,19 +136,19 @@ def _of_folder(folder: Path) -> dict[str, str]:
     return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
 
 
-def _response_template(folder: Path) -> Any:
+def _read_response_template(folder: Path) -> Any:
     return read_json_if_present(folder / "tokenizer_config.json").get("response_template")
 
 
-def _folder_tokens(folder: Path) -> dict[str, str]:
+def _read_folder_tokens(folder: Path) -> dict[str, str]:
     said: dict[str, Any] = {
         **read_json_if_present(folder / "special_tokens_map.json"),
         **read_json_if_present(folder / "tokenizer_config.json"),
     }
-    return {name: text for name in _FOLDER_TOKENS if (text := _content(said.get(name)))}
+    return {name: text for name in _FOLDER_TOKENS if (text := _token_text(said.get(name)))}
 
 
-def _content(token: object) -> str:
+def _token_text(token: object) -> str:
     """Return a token's text, which a folder gives alone or with how it is treated."""
     if isinstance(token, Mapping):
         token = token.get("content")

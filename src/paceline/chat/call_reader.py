@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CallReading:
+class CallReader:
     """Reads the calls of one answer, however often it is asked: a call that has no id gets one, and keeps it.
 
     Attributes:
@@ -33,7 +33,7 @@ class CallReading:
 
         As in OpenAI's API, the content of calls alone is ``None``. A call that is broken or cut off is content.
         """
-        given = self._given_ids()
+        given = self._iter_ids()
         parser = ToolCallParser(self.call_format, self.tools, new_id=lambda: next(given))
         said = ""
         calls: list[dict[str, Any]] = []
@@ -47,14 +47,16 @@ class CallReading:
                 calls[delta.index]["function"]["arguments"] += delta.text
         return {"content": said or None, "tool_calls": calls} if calls else {"content": said}
 
-    def _given_ids(self) -> Iterator[str]:
+    def _iter_ids(self) -> Iterator[str]:
         yield from self._ids
         while True:
             self._ids.append(random_id(self.call_format.id_length))
             yield self._ids[-1]
 
 
-def with_marks_kept(options: GenerateOptions, call_format: ToolCallFormat, vocabulary: Vocabulary) -> GenerateOptions:
+def preserve_call_marks(
+    options: GenerateOptions, call_format: ToolCallFormat, vocabulary: Vocabulary
+) -> GenerateOptions:
     """Return options of a request whose text has the control tokens that are marks of calls."""
     marks = control_marks(call_format, vocabulary).values()
     preserved = (*(options.get("preserved_ids") or ()), *marks)

@@ -35,7 +35,7 @@ _OF_ONE_CHARACTER: Final = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|."
 _PARTS: Final = re.compile(rf"(?P<one>{_OF_ONE_CHARACTER})(?P<repeat>[*+]|\{{\d+(?:,\d*)?\}})?", re.DOTALL)
 
 
-def format_of(template: ChatTemplate) -> ToolCallFormat | None:
+def find_call_format(template: ChatTemplate) -> ToolCallFormat | None:
     """Return how a model with a chat template writes calls; ``None`` where that is not known.
 
     A response template that cannot be used is warned of.
@@ -44,13 +44,13 @@ def format_of(template: ChatTemplate) -> ToolCallFormat | None:
     if known is not None or template.response_template is None:
         return known
     try:
-        return own_format(template.response_template, template.origin)
+        return parse_response_template(template.response_template, template.origin)
     except ModelFileError as error:
         warnings.warn(str(error), ModelWarning, stacklevel=2)
         return None
 
 
-def own_format(template: Any, origin: str) -> ToolCallFormat | None:
+def parse_response_template(template: Any, origin: str) -> ToolCallFormat | None:
     """Return the format of calls that a response template describes; ``None`` where it says nothing of calls.
 
     Args:
@@ -68,17 +68,17 @@ def own_format(template: Any, origin: str) -> ToolCallFormat | None:
         return None
     said = {FIELD: calls, "content": fields.get("content", {"content": "text"})}
     # Only what the model writes is read, so nothing stands before the beginning.
-    return ToolCallFormat(origin, {"start_anchor": "\0\0", "fields": _bounded("fields", said, origin)})
+    return ToolCallFormat(origin, {"start_anchor": "\0\0", "fields": _bound_field("fields", said, origin)})
 
 
-def _bounded(name: str, value: Any, origin: str) -> Any:
+def _bound_field(name: str, value: Any, origin: str) -> Any:
     """Return a field's part with patterns that end soon."""
     if isinstance(value, Mapping):
-        return {key: _bounded(key, part, origin) for key, part in value.items()}
+        return {key: _bound_field(key, part, origin) for key, part in value.items()}
     if not name.endswith("_pattern") or not isinstance(value, str):
         return value
     # What stands between tags may be of any length, and is looked for once, in what was read already.
-    bounded, repeats = _bounded_pattern(value, bounds=name != "tag_pattern")
+    bounded, repeats = _bound_pattern(value, bounds=name != "tag_pattern")
     if len(value) > _MAX_PATTERN or repeats > _MAX_REPEATS:
         raise ModelFileError(
             f"the response template of {origin} has the {name} {value[:80]!r}, which could take long: leave it out, or "
@@ -87,7 +87,7 @@ def _bounded(name: str, value: Any, origin: str) -> Any:
     return bounded
 
 
-def _bounded_pattern(pattern: str, *, bounds: bool) -> tuple[str, int]:
+def _bound_pattern(pattern: str, *, bounds: bool) -> tuple[str, int]:
     """Return a pattern whose repeats are bounded, and how many there are; a repeat of a group counts as too many."""
     parts, repeats = [], 0
     for part in _PARTS.finditer(pattern):

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.chat.fitting import num_leading, oldest_left_out
 from paceline.chat.messages import Message
+from paceline.chat.truncation import count_leading, drop_oldest_turns
 from tests.tiers import by_tier
 
 
@@ -46,10 +46,10 @@ def test_what_is_kept_fits_and_nothing_is_left_out_that_need_not_be(
     messages: list[dict[str, Any]], aim: int, beyond: int
 ) -> None:
     most = aim + beyond
-    leading = num_leading(messages)
+    leading = count_leading(messages)
     places = [place for place in turns_of(messages) if place > leading] or [leading]
     last = [*messages[:leading], *messages[places[-1] :]]
-    kept = oldest_left_out(messages, count, most=most, aim=aim)
+    kept = drop_oldest_turns(messages, count, most=most, aim=aim)
     if count(messages) <= most:
         assert kept == messages
         return
@@ -81,15 +81,15 @@ def test_what_belongs_to_a_turn_goes_with_it() -> None:
         said("assistant", 10),
         said("user", 10),
     ]
-    kept = oldest_left_out(messages, count, most=90, aim=60)
+    kept = drop_oldest_turns(messages, count, most=90, aim=60)
     assert kept == [messages[0], *messages[5:]]
-    assert oldest_left_out(messages, count, most=200, aim=60) == messages
-    assert oldest_left_out(messages, count, most=60, aim=20) == [messages[0], messages[-1]]
+    assert drop_oldest_turns(messages, count, most=200, aim=60) == messages
+    assert drop_oldest_turns(messages, count, most=60, aim=20) == [messages[0], messages[-1]]
 
 
 def test_a_last_turn_stays_however_long_it_is() -> None:
     messages = [said("user", 5), said("assistant", 5), said("user", 100)]
-    assert oldest_left_out(messages, count, most=50, aim=30) == messages[-1:]
+    assert drop_oldest_turns(messages, count, most=50, aim=30) == messages[-1:]
 
 
 def test_few_prompts_are_looked_at() -> None:
@@ -101,5 +101,5 @@ def test_few_prompts_are_looked_at() -> None:
         counted += 1
         return count(some)
 
-    oldest_left_out(messages, counting, most=1000, aim=750)
+    drop_oldest_turns(messages, counting, most=1000, aim=750)
     assert counted <= 12

@@ -11,12 +11,12 @@ from paceline.chat.messages import Message
 _LEADING_ROLES: Final = ("system", "developer")
 
 
-def num_leading(messages: Sequence[Message]) -> int:
+def count_leading(messages: Sequence[Message]) -> int:
     """Return how many messages at a conversation's beginning are what the system says, and stay."""
     return next((place for place, one in enumerate(messages) if one["role"] not in _LEADING_ROLES), len(messages))
 
 
-def oldest_left_out(
+def drop_oldest_turns(
     messages: Sequence[Message], count_tokens: Callable[[Sequence[Message]], int], *, most: int, aim: int
 ) -> list[Message]:
     """Return the conversation without as many of its oldest turns as have to go.
@@ -33,7 +33,7 @@ def oldest_left_out(
     """
     if count_tokens(messages) <= most:
         return list(messages)
-    leading = num_leading(messages)
+    leading = count_leading(messages)
     turns = [place for place in range(leading, len(messages)) if messages[place]["role"] == "user"]
     later = [place for place in turns if place > leading]
 
