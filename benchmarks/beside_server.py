@@ -31,8 +31,8 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.engines.threads import PERIOD_S, usable_cores
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import heldout
+from paceline.models.registry import resolve_model
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 
@@ -76,7 +76,7 @@ def beside_server(
         raise InputError(f"--busy {busy} is no list of numbers, such as 0,1,2") from None
     if min(series) < 0:
         raise InputError(f"--busy {busy}: the least is 0")
-    path = resolve(model)
+    path = resolve_model(model)
     speeds: dict[int, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         sides: dict[str, _Side] = {OURS: _Paceline(stack, path, temp, threads=None)}

@@ -26,7 +26,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS
 from paceline.engines.threads import PERIOD_S
 from paceline.machine import machine
-from paceline.models.cache import resolve
+from paceline.models.registry import resolve_model
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -78,7 +78,7 @@ def chats(
     """Measure ten conversations beside llama-server."""
     if repeats < 1 or tokens < 2:
         raise InputError(f"{repeats} times with answers of {tokens} tokens: the least is 1 with 2")
-    path = resolve(model)
+    path = resolve_model(model)
     body = {"temperature": temp, "max_tokens": tokens, "seed": _SEED}
     spoken: dict[str, dict[str, list[_Spoken]]] = {}
     with ExitStack() as stack:

@@ -28,7 +28,7 @@ from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
-from paceline.models.cache import resolve
+from paceline.models.registry import resolve_model
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -66,7 +66,7 @@ def cores(
     """Measure passes of several widths beside the time a byte takes from core to core and back."""
     if not (tokens >= 1 and samples >= 1):
         raise InputError(f"{tokens} tokens, {samples} samples: the least of either is 1")
-    path = resolve(model)
+    path = resolve_model(model)
     found: list[tuple[float, dict[int, float]]] = []
     with _exchange() as exchange:
         engine = open_engine(ModelOptions(path, context_length=tokens + max(WIDTHS), branches=0))

@@ -26,7 +26,7 @@ from rich.progress import track
 from paceline.api import Model
 from paceline.cli.display import error_console
 from paceline.comparison import measure_rounding
-from paceline.conversion.inflate import PRESETS, LlamaShape, file_type_named, fitted_shape, inflate
+from paceline.conversion.inflate import PRESETS, LlamaShape, find_file_type, fit_shape, inflate
 from paceline.core.arrays import FloatArray
 from paceline.core.divergence import first_difference, judge_divergence
 from paceline.core.errors import InputError
@@ -35,8 +35,8 @@ from paceline.core.sampling import RowSampler
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
+from paceline.models.registry import resolve_model
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.worker import Worker
@@ -68,9 +68,9 @@ def inflation(
     """Compare inflated models with their source for text, and with random weights of their shape for speed."""
     if not 1 <= tokens <= CONTEXT_TOKENS // 2:
         raise InputError(f"--tokens {tokens} is out of range: give 1 to {CONTEXT_TOKENS // 2}")
-    names = [file_type_named(name.strip()) for name in types.split(",")]
-    path = resolve(source)
-    shape = fitted_shape(LlamaShape.from_gguf(path), preset)
+    names = [find_file_type(name.strip()) for name in types.split(",")]
+    path = resolve_model(source)
+    shape = fit_shape(LlamaShape.from_gguf(path), preset)
     figures: dict[str, Any] = {}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

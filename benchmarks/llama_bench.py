@@ -22,7 +22,7 @@ from rich.progress import track
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.threads import usable_cores
 from paceline.machine import machine
-from paceline.models.cache import resolve
+from paceline.models.registry import resolve_model
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -56,7 +56,7 @@ def llama_bench(
             f"{tokens} tokens with a prompt need a larger cache than without, as llama.cpp rounds up to {_CELLS}: "
             f"give {tokens - tokens % _CELLS + _CELLS // 2}"
         )
-    path = resolve(model)
+    path = resolve_model(model)
     threads = threads or usable_cores()
     theirs = [str(program.absolute()), "-m", str(path), "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads)]
     theirs += ["-o", "json"]

@@ -31,8 +31,8 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS
+from paceline.models.registry import resolve_model
 from paceline.output import whole_file
 from paceline.pairs.candidate_report import verdict
 from paceline.pairs.examination import Diagnosis, Examiner
@@ -141,9 +141,9 @@ def predicted(
 def _compared(
     target: str, draft: str, temperature: float, budget_s: float, live_s: float, threads: int | None
 ) -> Compared:
-    target_options = ModelOptions(resolve(target), threads=threads)
+    target_options = ModelOptions(resolve_model(target), threads=threads)
     own = OwnDraft.parse(draft)
-    path = resolve(draft) if own is None else own.of(resolve(target)).make()
+    path = resolve_model(draft) if own is None else own.of(resolve_model(target)).make()
     draft_options = DraftOptions(path).beside(target_options)
     examiner = Examiner(target_options, heldout_samples(), temperature=temperature, budget_s=budget_s)
     diagnosis = examiner.examine(draft, draft_options)

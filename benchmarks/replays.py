@@ -32,8 +32,8 @@ from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.base import Engine
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.models.registry import resolve_model
 from paceline.output import check_parent, whole_file
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
@@ -117,9 +117,9 @@ def record_command(
             raise InputError(f"{option} {value} is out of range: give 1 or more")
     options = {
         "target": ModelOptions(
-            embedded_target() if target is None else resolve(target), threads=threads, model_defaults=False
+            embedded_target() if target is None else resolve_model(target), threads=threads, model_defaults=False
         ),
-        "draft": ModelOptions(embedded_draft() if draft is None else resolve(draft), threads=threads),
+        "draft": ModelOptions(embedded_draft() if draft is None else resolve_model(draft), threads=threads),
     }
     if workloads is not None:
         refuse_given(context, dict.fromkeys(_OF_KINDS, "has no effect with --workloads: leave out one of them"))

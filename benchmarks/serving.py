@@ -53,8 +53,8 @@ from paceline.bench.workloads import PROMPT_TOKENS
 from paceline.core.errors import InputError
 from paceline.engines.loading import ModelOptions
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
+from paceline.models.registry import resolve_model
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -212,7 +212,7 @@ def serving(
         if kind not in HELDOUT_KINDS:
             raise InputError(f"--workloads {kind}: choose from {', '.join(HELDOUT_KINDS)}")
     sizes = _Sizes(prompt, tokens, requests, repeats, temp)
-    target, draft = resolve(model), resolve(model_draft)
+    target, draft = resolve_model(model), resolve_model(model_draft)
     found: list[_Series] = []
     with ExitStack() as stack, progress_bar() as bar:
         words = [sys.executable, "-m", "paceline", "serve"]

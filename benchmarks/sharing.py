@@ -23,8 +23,8 @@ from paceline.core.errors import InputError
 from paceline.core.stats import percentile
 from paceline.engines.loading import ModelOptions
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
+from paceline.models.registry import resolve_model
 from paceline.options import GenerateOptions
 
 EPILOG = """[bold]Examples[/bold]
@@ -139,11 +139,13 @@ def at_once(model: Model, tokens: int) -> dict[str, float]:
 
 
 def _load(model: str | None, draft: str | None, context: int, sequences: int, policy: str) -> Model:
-    target = embedded_target() if model is None else resolve(model)
+    target = embedded_target() if model is None else resolve_model(model)
     options = ModelOptions(target, context_length=context, max_sequences=sequences, model_defaults=False)
     if policy == "plain":
         return paceline.load(options, policy=paceline.NO_SPECULATION)
-    drafting = None if draft is None else ModelOptions(resolve(draft), context_may_shrink=True, max_sequences=sequences)
+    drafting = (
+        None if draft is None else ModelOptions(resolve_model(draft), context_may_shrink=True, max_sequences=sequences)
+    )
     return paceline.load(options, draft=drafting, policy=policy)
 
 

@@ -50,7 +50,7 @@ from paceline.drafters.grammar import NAME
 from paceline.engines.loading import ModelOptions
 from paceline.engines.threads import PERIOD_S
 from paceline.machine import machine
-from paceline.models.cache import resolve
+from paceline.models.registry import resolve_model
 from paceline.planning.base import RoundRecord
 
 EPILOG = """[bold]Examples[/bold]
@@ -148,10 +148,10 @@ def structured(
     groups = {name: files for name, files in groups.items() if files}
     if not groups:
         raise InputError(f"{folder} has no folder with schemas: give the data folder of JSONSchemaBench's repository")
-    path, found = resolve(model), _Found()
+    path, found = resolve_model(model), _Found()
     with ExitStack() as stack:
         options = ModelOptions(path, model_defaults=False, exact=exact)
-        drafting = None if draft is None else ModelOptions(resolve(draft), model_defaults=False)
+        drafting = None if draft is None else ModelOptions(resolve_model(draft), model_defaults=False)
         ours = stack.enter_context(paceline.load(options, draft=drafting, remember=False))
         ours.add_observer(found)
         theirs = None if server is None else ServerProcess(stack, server, path)

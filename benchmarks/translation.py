@@ -41,8 +41,8 @@ from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.base import Engine
 from paceline.engines.loading import DraftOptions, ModelOptions, open_engine
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, heldout
+from paceline.models.registry import resolve_model
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.replaying.recorder import record_answer
@@ -171,7 +171,7 @@ def translation(
         raise InputError(f"{texts} texts of {tokens} tokens: the least is 1 text, and {DEPTH + 1} tokens")
     temperatures = [_temperature(word) for word in temps.split(",")]
     models = [
-        ModelOptions(resolve(name), context_length=_CONTEXT, threads=threads, model_defaults=False)
+        ModelOptions(resolve_model(name), context_length=_CONTEXT, threads=threads, model_defaults=False)
         for name in (target, draft)
     ]
     models[0] = dataclasses.replace(models[0], exact=exact)

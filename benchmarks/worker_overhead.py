@@ -25,8 +25,8 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.drafters.registry import build_drafters
 from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from paceline.models.registry import resolve_model
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 
@@ -65,8 +65,8 @@ def worker_overhead(
         raise InputError(f"{repeats} answers of {tokens} tokens: the least is 1 of 2")
     if switch_interval is not None:
         sys.setswitchinterval(switch_interval / 1e3)
-    target = embedded_target() if model is None else resolve(model)
-    draft = resolve(model_draft) if model_draft is not None else embedded_draft() if model is None else None
+    target = embedded_target() if model is None else resolve_model(model)
+    draft = resolve_model(model_draft) if model_draft is not None else embedded_draft() if model is None else None
     figures: dict[str, Any] = {}
     target_options = ModelOptions(target, model_defaults=False)
     for name, options in {

@@ -30,10 +30,10 @@ from paceline.core.params import (
 from paceline.core.reasoning import ReasoningBudget
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment, in_flags, variables_of_the_table
-from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.hub.asked import HubModel, HubOptions
+from paceline.models.hub.reference import HubModel, HubOptions
+from paceline.models.registry import CACHE_VARIABLE
 from paceline.options import REQUEST_PARTS, GenerateOptions, as_options, read_options
 from paceline.server_options import ServerOptions
 

@@ -21,7 +21,7 @@ from benchmarks.replays import split
 from paceline.core.errors import EngineError, InputError
 from paceline.engines.llama_cpp import quantize_gguf
 from paceline.machine import machine
-from paceline.models.cache import CACHE_VARIABLE, resolve
+from paceline.models.registry import CACHE_VARIABLE, resolve_model
 from paceline.terminal_text import printable
 
 EPILOG = """[bold]Examples[/bold]
@@ -74,7 +74,7 @@ def attack(
 
         # In other types than F32 the wider passes that attackers make would turn near-ties, which are no wrong texts.
         served = folder / "served.gguf"
-        quantize_gguf(resolve(model), served, "F32")
+        quantize_gguf(resolve_model(model), served, "F32")
         os.environ[CACHE_VARIABLE] = str(folder / "cache" / "models")
         plan = Plan(chosen, seconds, seed, only, served, folder)
         rows = asyncio.run(campaign(plan, progress))

@@ -28,8 +28,8 @@ from tests.models.hub_server import Hub, Repo, running_hub
 
 from benchmarks.attack.tries import AttackError, Attempt
 from paceline.conversion.convert import gguf_to_folder
-from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.embedded import embedded_draft
+from paceline.models.registry import CACHE_VARIABLE
 
 _LONGEST_S: Final = 60.0
 """Longest that one of these commands may take."""

@@ -17,8 +17,8 @@ from benchmarks.attack.bodies import NUMBERS, TEXTS
 from benchmarks.attack.loading import Loader
 from benchmarks.attack.tries import AttackError, Attempt
 from paceline.conversion.convert import gguf_to_folder
-from paceline.models.cache import CACHE_VARIABLE
 from paceline.models.embedded import embedded_draft
+from paceline.models.registry import CACHE_VARIABLE
 
 LOAD_S: Final = 30.0
 """Longest that a damaged model may take to be refused."""

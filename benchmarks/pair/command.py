@@ -20,8 +20,8 @@ from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
 from paceline.engines.loading import ModelOptions
 from paceline.machine import machine
-from paceline.models.cache import resolve
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.models.registry import resolve_model
 from paceline.output import whole_file
 from paceline.planning.policies.fixed import FixedPolicy
 
@@ -85,8 +85,8 @@ def pair(
     files = {"--json": json_file, "--markdown": markdown_file}
     check_outputs({option: None if file == _STDOUT else file for option, file in files.items()})
     paths = {
-        "target": embedded_target() if target is None else resolve(target),
-        "draft": embedded_draft() if draft is None else resolve(draft),
+        "target": embedded_target() if target is None else resolve_model(target),
+        "draft": embedded_draft() if draft is None else resolve_model(draft),
     }
     texts = {name: heldout(name)[:prompts] for name in names}
     started_s = time.perf_counter()

@@ -15,7 +15,7 @@ from paceline.api import Model
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.core.errors import InputError
 from paceline.engines.loading import DraftOptions, ModelOptions
-from paceline.models.cache import models_folder
+from paceline.models.registry import models_folder
 from paceline.options import GenerateOptions
 
 MMAP, PLAIN, AUTO, FIXED = "mmap", "plain", "auto", "fixed"

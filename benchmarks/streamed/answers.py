@@ -51,7 +51,7 @@ from paceline.bench.looping import loops
 from paceline.bench.workloads import FORCED_SUFFIX, WORKLOADS
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
-from paceline.models.cache import OWN_DRAFT
+from paceline.models.registry import OWN_DRAFT
 from paceline.output import temporary_folder
 from paceline.planning.policies.fixed import MAX_DRAFT
 

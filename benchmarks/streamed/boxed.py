@@ -18,8 +18,8 @@ from benchmarks.streamed.box import Limits, command_in, device_of, drop_cached, 
 from paceline.cli import exits
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import EngineError, InputError
-from paceline.models.cache import CACHE_VARIABLE, drafts_folder, resolve
 from paceline.models.gguf_model import part_paths
+from paceline.models.registry import CACHE_VARIABLE, drafts_folder, resolve_model
 
 _ROOT: Final = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def draft_of(name: str, target: Path, cache: Path) -> tuple[str, Path]:
     """
     own = OwnDraft.parse(name)
     if own is None:
-        path = resolve(name)
+        path = resolve_model(name)
         return str(path), path
     path = own.of(target).make()
     (cache / drafts_folder().name).symlink_to(drafts_folder(), target_is_directory=True)

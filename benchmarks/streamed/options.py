@@ -14,7 +14,7 @@ from benchmarks.streamed.box import Limits
 from paceline.core.errors import InputError
 from paceline.engines.limits import check_range
 from paceline.machine import machine
-from paceline.models.cache import resolve
+from paceline.models.registry import resolve_model
 from paceline.output import check_parent, whole_file
 from paceline.sizes import read_size
 
@@ -58,7 +58,7 @@ def found_model(model: str, json_file: Path | None) -> Path:
     """
     if json_file is not None:
         check_parent(json_file)
-    return resolve(model)
+    return resolve_model(model)
 
 
 def box_text(path: Path, limits: Limits) -> str:

@@ -33,8 +33,8 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.memory import MemoryPlan
 from paceline.engines.sequence_pool import SequencePool
-from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.registry import resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.opening import open_pair
 from paceline.options import GenerateOptions, read_options
@@ -767,7 +767,7 @@ def _asked_draft(
         if not isinstance(draft, (ModelOptions, DraftOptions)):
             # It is the target but for its weights.
             draft = DraftOptions(named)
-    path = resolve(named) if own is None and named is not None else named
+    path = resolve_model(named) if own is None and named is not None else named
     if isinstance(draft, DraftOptions):
         return draft if path is None else dataclasses.replace(draft, path=path).beside(target)
     assert path is not None
@@ -838,7 +838,7 @@ def _options(
         InputError: something is given twice.
         ModelFileError: there is no such model.
     """
-    path = resolve(model.path if isinstance(model, ModelOptions) else model) if path is None else path
+    path = resolve_model(model.path if isinstance(model, ModelOptions) else model) if path is None else path
     if isinstance(model, ModelOptions):
         for name, value in (
             ("context_length", context_length),

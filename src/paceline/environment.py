@@ -29,7 +29,7 @@ from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.numbers import shown
 from paceline.engines.loading import DraftOptions, ModelOptions, own_context
-from paceline.models.hub.asked import HubModel, HubOptions
+from paceline.models.hub.reference import HubModel, HubOptions
 from paceline.options import REQUEST_PARTS, GenerateOptions, make_part
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.server_options import ServerOptions
@@ -111,7 +111,7 @@ class ModelChoice:
             target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made
                 for.
             draft: by the fields of :class:`DraftOptions`.
-            hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
+            hub: by the fields of :class:`~paceline.models.hub.reference.HubOptions`.
 
         Raises:
             InputError: a value cannot be used, or a model is named in two ways.
@@ -166,7 +166,7 @@ class Environment:
         request: options of a call, for ``model.generate(prompt, **environment.request)``.
         target: by the fields of :class:`ModelOptions`; a ``context_length`` of 0 is all that the model was made for.
         draft: by the fields of :class:`DraftOptions`.
-        hub: by the fields of :class:`~paceline.models.hub.asked.HubOptions`.
+        hub: by the fields of :class:`~paceline.models.hub.reference.HubOptions`.
         chat: how conversations are written, for ``model.chat(messages, chat=environment.chat)``.
         server: by the fields of :class:`~paceline.server_options.ServerOptions`.
     """

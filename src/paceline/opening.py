@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, own_draft
+from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, make_own_draft
 from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import (
@@ -197,7 +197,7 @@ def _made(draft: ModelOptions, target: ModelOptions, report: Report | None) -> M
     asked = OwnDraft.parse(draft.path)
     if asked is None:
         return draft
-    return dataclasses.replace(draft, path=own_draft(Path(target.path), asked.file_type, report=report))
+    return dataclasses.replace(draft, path=make_own_draft(Path(target.path), asked.file_type, report=report))
 
 
 def _fitted(draft: ModelOptions, target: ModelOptions) -> ModelOptions:

@@ -16,7 +16,7 @@ from huggingface_hub.utils import close_session
 import paceline
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
-from paceline.models.hub.local import hub_folder
+from paceline.models.hub.local_cache import hub_folder
 from tests.cli.test_run import FAST, Invoke
 from tests.models.helpers import write_folder
 from tests.models.hub_server import Hub, Repo, running_hub

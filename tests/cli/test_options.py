@@ -15,7 +15,7 @@ from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice, in_flags
-from paceline.models.hub.asked import HubModel
+from paceline.models.hub.reference import HubModel
 from paceline.planning.policies.fixed import FixedPolicy
 
 Given = tuple[ModelChoice, SamplingParams, StopRules, SpeculationParams, FixedPolicy, bool]

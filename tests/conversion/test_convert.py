@@ -28,7 +28,7 @@ from paceline.conversion import convert
 from paceline.conversion.convert import exact_dtype, folder_to_gguf, gguf_to_folder
 from paceline.conversion.convert.dtypes import WEIGHT_TYPES, decode, encode
 from paceline.conversion.convert.llama import to_gguf_rows, to_hf_rows
-from paceline.conversion.convert.merges import merges_of_scores, scores_of_merges
+from paceline.conversion.convert.merges import merges_to_scores, scores_to_merges
 from paceline.conversion.convert.rope import Llama3Scaling, recover_llama3
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.llama_cpp.ends import read_end_ids
@@ -718,16 +718,16 @@ def test_sentencepiece_models_that_cannot_be_converted(
 def test_scores_and_merges_by_hand() -> None:
     vocabulary = {"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}
     scores = [0.0, 0.0, -2.0, -1.0, -3.0]
-    merges = merges_of_scores(vocabulary, scores)
+    merges = scores_to_merges(vocabulary, scores)
     assert merges == [("b", "a"), ("a", "b"), ("ab", "a"), ("a", "ba")]
-    back = scores_of_merges(merges, vocabulary, "tokenizer.json")
+    back = merges_to_scores(merges, vocabulary, "tokenizer.json")
     assert sorted([2, 3, 4], key=lambda token_id: -back[token_id]) == [3, 2, 4]
     with pytest.raises(InputError, match="apart"):
-        scores_of_merges([("ab", "a"), ("b", "a"), ("a", "b"), ("a", "ba")], vocabulary, "tokenizer.json")
+        merges_to_scores([("ab", "a"), ("b", "a"), ("a", "b"), ("a", "ba")], vocabulary, "tokenizer.json")
     with pytest.raises(InputError, match="does not merge 'a' and 'ba'"):
-        scores_of_merges(merges[:3], vocabulary, "tokenizer.json")
+        merges_to_scores(merges[:3], vocabulary, "tokenizer.json")
     with pytest.raises(InputError, match="does not have"):
-        scores_of_merges([*merges, ("b", "b")], vocabulary, "tokenizer.json")
+        merges_to_scores([*merges, ("b", "b")], vocabulary, "tokenizer.json")
 
 
 # --- what cannot be converted -----------------------------------------------------------------------------------------

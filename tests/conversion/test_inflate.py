@@ -21,15 +21,15 @@ from paceline.conversion.inflate import (
     PRESETS,
     VOCABULARIES,
     LlamaShape,
-    fitted_shape,
+    fit_shape,
     inflate,
     is_up_to_date,
     preset_shape,
 )
-from paceline.conversion.inflate import writing as writing_module
+from paceline.conversion.inflate import writer as writing_module
 from paceline.conversion.inflate.banned import CONSTANT, PROJECTION, banning_block, constant_block
 from paceline.conversion.inflate.layout import NOTHING, place_heads, place_layers
-from paceline.conversion.inflate.shape import MULTIPLE, check_holds, estimated_bytes
+from paceline.conversion.inflate.shape import MULTIPLE, check_holds, estimate_bytes
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
@@ -318,7 +318,7 @@ def test_types_are_those_llama_cpp_would_give_to_the_larger_model(tmp_path: Path
     )
     assert found == wanted
     num_bytes = (tmp_path / "large.gguf").stat().st_size
-    assert estimated_bytes(shape, file_type) == pytest.approx(num_bytes, rel=0.03)
+    assert estimate_bytes(shape, file_type) == pytest.approx(num_bytes, rel=0.03)
 
 
 def test_parameters_are_counted(tmp_path: Path, small: Path, untied: Path) -> None:
@@ -331,13 +331,13 @@ def test_parameters_are_counted(tmp_path: Path, small: Path, untied: Path) -> No
 
 def test_presets_keep_the_head_size_and_the_cost() -> None:
     for name, original in PRESETS.items():
-        shape = fitted_shape(SMALL, name)
+        shape = fit_shape(SMALL, name)
         assert shape.head_size == SMALL.head_size
         assert shape.attention_width == original.attention_width
         assert shape.kv_heads * shape.head_size == original.kv_heads * original.head_size
         assert shape.vocab_size == SMALL.vocab_size
     assert all(size % MULTIPLE == 0 for size in VOCABULARIES.values())
-    padded = fitted_shape(SMALL, "1b", VOCABULARIES["128k"])
+    padded = fit_shape(SMALL, "1b", VOCABULARIES["128k"])
     assert padded.vocab_size == PRESETS["1b"].vocab_size
     assert not padded.tied
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 import paceline
-from paceline.conversion.own_draft import OwnDraft, complete_draft, own_draft
+from paceline.conversion.own_draft import OwnDraft, complete_draft, make_own_draft
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import quantize_apart, quantize_gguf
 from paceline.engines.loading import DraftOptions, ModelOptions
-from paceline.models.cache import drafts_folder, named_models, remove, resolve
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import read_gguf_model
+from paceline.models.registry import drafts_folder, named_models, remove, resolve_model
 from paceline.opening import open_pair
 from tests.models.helpers import edited_gguf, split_gguf, write_folder, write_gguf
 from tests.timing import WAIT_S
@@ -90,7 +90,7 @@ def test_a_type_that_there_is_none_of_is_refused_with_those_there_are(name: str)
     with pytest.raises(InputError, match=rf"^{name}: '.*' is no type to quantise to; choose from .*Q4_0.*Q2_K"):
         OwnDraft.parse(name)
     with pytest.raises(InputError, match="is no type to quantise to"):
-        own_draft(DRAFT, name.partition(":")[2])
+        make_own_draft(DRAFT, name.partition(":")[2])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_type_that_there_is_none_of_is_refused_with_those_there_are(name: str)
 )
 def test_the_type_is_chosen_by_how_many_bits_the_target_has(target_type: str, chosen: str, tmp_path: Path) -> None:
     quantize_gguf(embedded_target(), tmp_path / "target.gguf", target_type)
-    draft = own_draft(tmp_path / "target.gguf")
+    draft = make_own_draft(tmp_path / "target.gguf")
     assert describe(draft).file_type == chosen
     assert draft.stat().st_size < 0.75 * (tmp_path / "target.gguf").stat().st_size
 
@@ -108,9 +108,9 @@ def test_a_target_that_is_that_small_already_is_refused_unless_a_type_is_named(t
     target = tmp_path / "target.gguf"
     quantize_gguf(embedded_target(), target, "Q2_K")
     with pytest.raises(InputError, match=r"has 3\.6 bits a weight already, .* name another draft model than self"):
-        own_draft(target)
+        make_own_draft(target)
     assert not folder.exists()
-    assert describe(own_draft(target, "TQ1_0")).file_type == "TQ1_0"
+    assert describe(make_own_draft(target, "TQ1_0")).file_type == "TQ1_0"
 
 
 # --- what cannot be made ----------------------------------------------------------------------------------------------
@@ -133,23 +133,23 @@ def test_a_type_that_makes_no_draft_of_this_target_is_refused(
     target: Path, file_type: str, why: str, folder: Path
 ) -> None:
     with pytest.raises(InputError, match=why):
-        own_draft(target, file_type)
+        make_own_draft(target, file_type)
     assert list(folder.iterdir()) == []
 
 
 def test_a_folder_and_what_is_no_whole_model_are_refused_in_one_line(tmp_path: Path, folder: Path) -> None:
     model = write_folder(tmp_path / "hf")
     with pytest.raises(ModelFileError, match=r"is a folder: convert it with paceline convert .* or name another draft"):
-        own_draft(model)
+        make_own_draft(model)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(DRAFT.read_bytes()[:200_000])
     with pytest.raises(ModelFileError, match="truncated or damaged"):
-        own_draft(cut)
+        make_own_draft(cut)
     # Its header says what llama.cpp knows nothing of.
     with pytest.raises(ModelFileError, match="unknown model architecture"):
-        own_draft(write_gguf(tmp_path / "other.gguf", "nosuch"))
+        make_own_draft(write_gguf(tmp_path / "other.gguf", "nosuch"))
     with pytest.raises(ModelFileError, match=r"there is no file"):
-        own_draft(tmp_path / "none.gguf")
+        make_own_draft(tmp_path / "none.gguf")
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.Monk
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=200_000))
     shares: list[float] = []
     with pytest.raises(InputError, match=r"needs 1\.0\d MB, and 200 kB are free there: free some, .*PACELINE_CACHE"):
-        own_draft(DRAFT, report=shares.append)
+        make_own_draft(DRAFT, report=shares.append)
     assert set(shares) <= {0.0}
     assert list(folder.iterdir()) == []
 
@@ -167,7 +167,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_the_way_out(folder: Pat
     folder.parent.mkdir()
     folder.write_text("a file")
     with pytest.raises(InputError, match=r"cannot be kept in .*drafts: .*; set PACELINE_CACHE to another folder"):
-        own_draft(DRAFT)
+        make_own_draft(DRAFT)
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_draft_is_made_once_and_found_by_content(
     target = tmp_path / "mine.gguf"
     shutil.copy(DRAFT, target)
     shares: list[float] = []
-    made = own_draft(target, report=shares.append)
+    made = make_own_draft(target, report=shares.append)
     assert list(folder.iterdir()) == [made]
     assert made.name.startswith("mine-")
     assert made.name.endswith("-Q4_0.gguf")
@@ -189,12 +189,12 @@ def test_a_draft_is_made_once_and_found_by_content(
 
     shares.clear()
     target.rename(tmp_path / "moved.gguf")
-    assert own_draft(tmp_path / "moved.gguf", report=shares.append) == made
-    assert own_draft(DRAFT, "Q4_0") == made
+    assert make_own_draft(tmp_path / "moved.gguf", report=shares.append) == made
+    assert make_own_draft(DRAFT, "Q4_0") == made
     assert (shares, len(processes)) == ([], 1)
 
-    other_type = own_draft(DRAFT, "Q2_K")
-    changed = own_draft(edited_gguf(tmp_path / "mine.gguf", {"general.name": "changed"}))
+    other_type = make_own_draft(DRAFT, "Q2_K")
+    changed = make_own_draft(edited_gguf(tmp_path / "mine.gguf", {"general.name": "changed"}))
     assert changed.name.startswith("mine-")
     assert len({made, other_type, changed}) == len(list(folder.iterdir())) == len(processes) == 3
 
@@ -202,41 +202,41 @@ def test_a_draft_is_made_once_and_found_by_content(
 def test_a_target_of_any_name_has_a_draft(tmp_path: Path, folder: Path) -> None:
     long = tmp_path / f"{'模' * 80}.gguf"
     shutil.copy(DRAFT, long)
-    made = own_draft(long, "q4_0")
+    made = make_own_draft(long, "q4_0")
     assert made.name.startswith("模模模")
     assert made.name.endswith("-Q4_0.gguf")
     assert list(folder.iterdir()) == [made]
 
 
 def test_a_kept_draft_that_is_damaged_is_made_again() -> None:
-    made = own_draft(DRAFT)
+    made = make_own_draft(DRAFT)
     content = made.read_bytes()
     made.write_bytes(content[:-1000])
-    assert own_draft(DRAFT) == made
+    assert make_own_draft(DRAFT) == made
     assert made.read_bytes() == content
 
 
 def test_a_split_target_gives_the_draft_of_the_whole_one(tmp_path: Path) -> None:
     parts = split_gguf(DRAFT, tmp_path)
-    made = own_draft(parts[0])
+    made = make_own_draft(parts[0])
     assert made.name.startswith(f"{DRAFT.stem}-")
     assert "-of-" not in made.name
-    model, whole = read_gguf_model(made), read_gguf_model(own_draft(DRAFT))
+    model, whole = read_gguf_model(made), read_gguf_model(make_own_draft(DRAFT))
     assert len(model.paths) == 1
     assert model.weights_by_type == whole.weights_by_type
     assert model.header.spans.keys() == whole.header.spans.keys()
     with pytest.raises(ModelFileError, match="give the first part"):
-        own_draft(parts[1])
+        make_own_draft(parts[1])
     parts[2].unlink()
     with pytest.raises(ModelFileError, match="is missing"):
-        own_draft(parts[0])
+        make_own_draft(parts[0])
 
 
 def test_kept_drafts_have_names_and_can_be_removed(folder: Path) -> None:
-    made = own_draft(DRAFT)
+    made = make_own_draft(DRAFT)
     (named,) = [model for model in named_models() if model.own_draft]
     assert (named.name, named.path) == (made.stem, made)
-    assert resolve(made.stem) == made
+    assert resolve_model(made.stem) == made
     assert remove(made.stem) == made
     assert list(folder.iterdir()) == []
 
@@ -266,18 +266,18 @@ def test_an_interrupt_leaves_nothing(
     place: Callable[[float], bool], large: Path, folder: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        own_draft(large, report=at(place))
+        make_own_draft(large, report=at(place))
     assert list(folder.iterdir()) == []
     (process,) = processes
     assert process.returncode is not None
-    assert own_draft(large).is_file()
+    assert make_own_draft(large).is_file()
 
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from paceline.engines.llama_cpp import quantize_apart
-from paceline.conversion.own_draft import own_draft
+from paceline.conversion.own_draft import make_own_draft
 
 start = quantize_apart.subprocess.Popen
 def noted(*arguments, **options):
@@ -291,7 +291,7 @@ def report(share):
 
 quantize_apart._LOOK_S = 0.002
 quantize_apart.subprocess.Popen = noted
-own_draft(Path(sys.argv[1]), report=report)
+make_own_draft(Path(sys.argv[1]), report=report)
 """
 
 
@@ -302,7 +302,7 @@ def test_a_process_that_is_killed_leaves_nothing_at_work_and_no_half_file(large:
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(killed.stdout)).wait(timeout=WAIT_S)
     assert [path for path in folder.iterdir() if path.suffix != ".lock"] == []
-    made = own_draft(large)
+    made = make_own_draft(large)
     assert list(folder.iterdir()) == [made]
 
 
@@ -314,7 +314,7 @@ def test_what_was_left_behind_is_removed_and_what_is_being_written_is_not(folder
     dead, alive = (folder / f".{name}.{process}.1.partial" for process in (ended.pid, os.getppid()))
     for partial in (dead, alive):
         partial.write_bytes(b"half")
-    made = own_draft(DRAFT)
+    made = make_own_draft(DRAFT)
     assert set(folder.iterdir()) == {made, alive}
 
 

@@ -16,12 +16,12 @@ from huggingface_hub.utils import WeakFileLock, close_session
 
 import paceline
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
-from paceline.models.cache import named_models, remove, resolve
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
-from paceline.models.hub.asked import HubModel
-from paceline.models.hub.local import hub_folder, shown_name
+from paceline.models.hub.local_cache import display_name, hub_folder
+from paceline.models.hub.reference import HubModel
+from paceline.models.registry import named_models, remove, resolve_model
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.models.hub_server import LARGE_BYTES, Hub, Repo, digest_of, running_hub
 from tests.timing import WAIT_S
@@ -70,7 +70,7 @@ def test_a_model_is_fetched_once_and_starts_without_a_network_from_then_on(hub: 
     hub.asked.clear()
     assert paceline.from_hub("user/tiny", offline=True) == path
     assert paceline.from_hub("user/tiny", file=QUANT, offline=True) == path
-    assert resolve("user/tiny:Q8_0") == resolve("user/tiny") == resolve("user/tiny:q8_0") == path
+    assert resolve_model("user/tiny:Q8_0") == resolve_model("user/tiny") == resolve_model("user/tiny:q8_0") == path
     assert hub.asked == []
 
 
@@ -102,7 +102,7 @@ def test_what_an_earlier_start_has_got_is_not_fetched_again(hub: Hub) -> None:
     with pytest.raises(ModelFileError, match="not all of it"):
         paceline.from_hub("user/tiny", offline=True)
     with pytest.raises(ModelFileError, match="fetch it from the hub with -hf user/tiny, or"):
-        resolve("user/tiny")
+        resolve_model("user/tiny")
     hub.asked.clear()
     heard: list[int] = []
     path = paceline.from_hub("user/tiny", report=lambda what, done, total: heard.append(done))
@@ -147,7 +147,7 @@ def test_a_split_model_is_fetched_whole(hub: Hub, tmp_path: Path) -> None:
     assert path.name == parts[0].name
     assert describe(path).num_parts == 3
     assert names() == ["user/split:Q8_0"]
-    assert resolve(names()[0]) == path
+    assert resolve_model(names()[0]) == path
     # Of a model that is not whole there is nothing.
     path.with_name(parts[1].name).unlink()
     assert names() == []
@@ -174,11 +174,11 @@ def test_a_folder_is_fetched_without_what_it_is_not_loaded_from(hub: Hub, tmp_pa
         "tokenizer.json",
     ]
     assert describe(path).license == "apache-2.0"
-    assert names() == [shown_name(path)] == ["user/folder"]
+    assert names() == [display_name(path)] == ["user/folder"]
     hub.asked.clear()
     assert paceline.from_hub("user/folder") == path
     assert len(hub.asked) == 1
-    assert paceline.from_hub("user/folder", offline=True) == resolve("user/folder") == path
+    assert paceline.from_hub("user/folder", offline=True) == resolve_model("user/folder") == path
     (path / "model.safetensors").unlink()
     assert names() == []
 
@@ -190,7 +190,7 @@ def test_of_a_repository_with_both_kinds_the_gguf_file_is_the_model(hub: Hub, tm
     folder = paceline.from_hub("user/both:safetensors")
     assert (folder / "model.safetensors").is_file()
     assert names() == ["user/both:Q8_0", "user/both:safetensors"]
-    assert resolve("user/both:safetensors") == folder
+    assert resolve_model("user/both:safetensors") == folder
 
 
 def test_a_newer_revision_is_fetched_and_is_the_one_that_counts(hub: Hub) -> None:
@@ -205,7 +205,7 @@ def test_a_newer_revision_is_fetched_and_is_the_one_that_counts(hub: Hub) -> Non
     second = paceline.from_hub("user/tiny")
     assert (second.read_bytes(), second.parent.name) == (DRAFT + bytes(32), "b" * 40)
     assert names() == ["user/tiny:Q8_0"]
-    assert resolve("user/tiny") == paceline.from_hub("user/tiny", offline=True) == second
+    assert resolve_model("user/tiny") == paceline.from_hub("user/tiny", offline=True) == second
     repo.files[QUANT] = DRAFT
     assert paceline.from_hub("user/tiny") == first
     assert paceline.from_hub("user/tiny", offline=True) == first  # the change was taken back
@@ -370,7 +370,7 @@ def test_names_lead_to_their_own_model(hub: Hub) -> None:
         paceline.from_hub("user/several", file=file)
     assert names() == ["user/several/a-Q8_0.gguf", "user/several/b-Q8_0.gguf", "user/several/model!.gguf"]
     for name in names():
-        assert resolve(name).name == name.rpartition("/")[2]
+        assert resolve_model(name).name == name.rpartition("/")[2]
     with pytest.raises(InputError, match="user/several is the name of 2 files"):
         paceline.from_hub("user/several", offline=True)
     # The hub may have what the name stands for, where the cache does not.
@@ -454,7 +454,7 @@ def test_a_hub_cannot_write_elsewhere(file: str, hub: Hub, tmp_path: Path) -> No
 def test_a_cache_that_cannot_be_read_is_in_nobodys_way(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_folder().write_text("no folder")
     assert names() == []
-    assert resolve("draft") == embedded_draft()
+    assert resolve_model("draft") == embedded_draft()
     with pytest.raises(ModelFileError, match=r"cannot be read: Not a directory; look at its .* or set HF_HUB_CACHE"):
         paceline.from_hub("user/tiny", offline=True)
     monkeypatch.setenv("HF_HUB_CACHE", "~nobody-of-this-name/hub")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.hub.asked import HubModel
-from paceline.models.hub.choice import choose, quant_of
+from paceline.models.hub.choice import choose_files, parse_quant
+from paceline.models.hub.reference import HubModel
 
 
 def chosen(reference: str, paths: Sequence[str], file: str | None = None) -> tuple[str, ...]:
-    found = choose(HubModel.parse(reference, file=file), reversed(paths))
+    found = choose_files(HubModel.parse(reference, file=file), reversed(paths))
     assert found.is_folder is not found.paths[0].endswith(".gguf")
     return found.paths
 
@@ -144,4 +144,4 @@ def test_what_contradicts_itself_is_refused_and_tokens_are_not_shown() -> None:
 
 def test_quants_are_read_from_names() -> None:
     names = {"a/m-Q4_K_M.gguf": "Q4_K_M", "m.q8_0.gguf": "Q8_0", "m-f16-00001-of-00002.gguf": "F16", "model.gguf": ""}
-    assert {name: quant_of(name) for name in names} == names
+    assert {name: parse_quant(name) for name in names} == names

@@ -12,7 +12,7 @@ import typer
 from paceline.cli.display import error_console, print_json
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError
-from paceline.models.cache import complete_model, resolve
+from paceline.models.registry import complete_model, resolve_model
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -72,7 +72,7 @@ def convert(
         # A Path of it would be the folder one is in, which would be replaced.
         raise InputError("the destination is empty: give the path of a folder, or of a .gguf file")
     destination = Path(to)
-    source = resolve(model)
+    source = resolve_model(model)
     if source.is_dir():
         _check_gguf_destination(destination, file_type, force=force)
         _to_gguf(source, destination, file_type, name=name, description=description, license_name=license_name)

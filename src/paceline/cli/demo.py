@@ -21,7 +21,7 @@ from paceline.cli.inflate import large_target
 from paceline.cli.race_view import lane_lines, legend, play, verdict_line
 from paceline.cli.setup import FoundModels, Setup, opened
 from paceline.comparison import Stop, Stopped, answer
-from paceline.conversion.inflate import file_type_named
+from paceline.conversion.inflate import find_file_type
 from paceline.engines.loading import ModelOptions, reader_of
 from paceline.engines.threads import busy_seconds, cores
 from paceline.environment import ModelChoice
@@ -153,7 +153,7 @@ def demo(
     by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own. On a slow
     machine there is one race of each text, and answers are shorter, which is said.
     """
-    target = ModelOptions(large_target(file_type_named(file_type)))
+    target = ModelOptions(large_target(find_file_type(file_type)))
     draft = ModelOptions(embedded_draft())
     # Nothing that an earlier demo has learned: each shows what a first answer is like.
     setup = Setup(

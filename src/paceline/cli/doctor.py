@@ -27,8 +27,8 @@ from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.machine import machine
-from paceline.models.cache import complete_model
 from paceline.models.description import ModelDescription, describe
+from paceline.models.registry import complete_model
 from paceline.output import whole_file
 from paceline.pairs.candidate_report import CandidateReport, rank, report_of, verdict
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates

@@ -19,10 +19,10 @@ from paceline.cli.display import error_console
 from paceline.conversion.own_draft import OwnDraft, OwnDraftFile
 from paceline.engines.loading import ModelOptions, memory_limit
 from paceline.environment import ModelChoice
-from paceline.models.cache import resolve
 from paceline.models.embedded import embedded_target
-from paceline.models.hub.asked import HubModel
 from paceline.models.hub.fetch import FetchReport, from_hub
+from paceline.models.hub.reference import HubModel
+from paceline.models.registry import resolve_model
 from paceline.sizes import size_text
 from paceline.terminal_text import printable_line
 
@@ -42,7 +42,7 @@ def located(model: str | Path | HubModel) -> Path:
         InputError: there is no such model, or it cannot be had; the message says why, and the way out.
     """
     if not isinstance(model, HubModel):
-        return resolve(model)
+        return resolve_model(model)
     # Else the library asks the hub for something of its own every day, and tells it more than a model needs.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with _progress(f"fetching {model}", f"fetched {model}") as tell:

@@ -17,16 +17,16 @@ from paceline.conversion.inflate import (
     VOCABULARIES,
     LlamaShape,
     as_gguf,
-    file_type_named,
-    fitted_shape,
+    find_file_type,
+    fit_shape,
     inflate,
     is_up_to_date,
     preset_shape,
 )
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.loading import ModelOptions, open_vocabulary
-from paceline.models.cache import complete_model, models_folder, resolve
 from paceline.models.embedded import embedded_target
+from paceline.models.registry import complete_model, models_folder, resolve_model
 from paceline.output import check_parent
 from paceline.sizes import size_text
 
@@ -126,9 +126,9 @@ def inflate_command(
     given: dict[str, Any] = {key: value for key, value in dimensions.items() if value is not None}
     if preset is None and not given and vocab == "keep":
         raise InputError(f"there is no shape to inflate to: name one of {', '.join(PRESETS)}, or give dimensions")
-    file_type = file_type_named(file_type)
+    file_type = find_file_type(file_type)
     vocab_size = _parse_vocab(vocab)
-    source = resolve(name)
+    source = resolve_model(name)
     in_cache = output is None
     if in_cache and (given or preset is None):
         raise InputError("a shape of its own has no name in the cache: say with -o where to write it")
@@ -140,7 +140,7 @@ def inflate_command(
     with as_gguf(source, destination.parent) as gguf_source:
         source_shape = LlamaShape.from_gguf(gguf_source)
         base = source_shape if preset is None else preset_shape(preset, source_shape)
-        shape = fitted_shape(source_shape, replace(base, **given), vocab_size)
+        shape = fit_shape(source_shape, replace(base, **given), vocab_size)
         made = _Made(destination, file_type, shape, source_shape)
         if destination.exists() and not force:
             if is_up_to_date(destination, gguf_source, shape, file_type):
@@ -170,7 +170,7 @@ def large_target(file_type: str) -> Path:
     destination = models_folder() / _cache_name("target", LARGE_PRESET, None, file_type)
     _make_folder(destination.parent)
     source_shape = LlamaShape.from_gguf(source)
-    shape = fitted_shape(source_shape, preset_shape(LARGE_PRESET, source_shape), None)
+    shape = fit_shape(source_shape, preset_shape(LARGE_PRESET, source_shape), None)
     if is_up_to_date(destination, source, shape, file_type):
         return destination
     with open_vocabulary(ModelOptions(source)):
@@ -238,7 +238,7 @@ def _parse(words: list[str]) -> tuple[str, str | None]:
     if words[0].lower() in PRESETS:
         return "target", words[0].lower()
     try:
-        resolve(words[0])
+        resolve_model(words[0])
     except ModelFileError as error:
         raise InputError(f"{words[0]!r} is no preset ({', '.join(PRESETS)}), and as a source {error}") from None
     return words[0], None

@@ -16,20 +16,20 @@ from rich.console import Console
 from paceline.cli.commands import Command, Group
 from paceline.cli.display import error_console, output_console, print_json, print_path
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.cache import (
-    NamedModel,
-    complete_model,
-    drafts_folder,
-    models_folder,
-    named_models,
-    removable,
-    remove,
-    resolve,
-)
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
-from paceline.models.hub.local import hub_folder, shown_name
+from paceline.models.hub.local_cache import display_name, hub_folder
+from paceline.models.registry import (
+    NamedModel,
+    complete_model,
+    drafts_folder,
+    find_removable,
+    models_folder,
+    named_models,
+    remove,
+    resolve_model,
+)
 from paceline.sizes import count_text, size_text
 from paceline.terminal_text import printable, printable_line
 
@@ -120,7 +120,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False,
 ) -> None:
     """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
-    what = describe(resolve(model))
+    what = describe(resolve_model(model))
     path = _card(what)
     card = None if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
     if as_json:
@@ -151,7 +151,7 @@ def remove_model(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
     """Delete a model from the local cache, or from the hub's; of the latter, what other models share stays."""
-    what = _said_of(removable(name))
+    what = _said_of(find_removable(name))
     if not yes:
         if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise InputError(f"{what} would be deleted, and nobody is here to say yes: add --yes")
@@ -164,9 +164,9 @@ def remove_model(
 def _said_of(model: NamedModel) -> str:
     """Say what removing a model deletes."""
     if model.of_hub:
-        from paceline.models.hub.removal import removal  # imports huggingface_hub
+        from paceline.models.hub.removal import plan_removal  # imports huggingface_hub
 
-        return f"{model.name}, {size_text(removal(model.path).num_bytes)} in the hub's cache {hub_folder()}"
+        return f"{model.name}, {size_text(plan_removal(model.path).num_bytes)} in the hub's cache {hub_folder()}"
     others = len(part_paths(model.path)) - 1
     return f"{model.path} and {_counted(others, 'other part')}" if others else str(model.path)
 
@@ -193,7 +193,7 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
             first, *rest = _lines(what)
             ending = "/" if what.format == "huggingface" else ""
             card = _card(what)
-            lines = [f"{shown_name(what.path)}{ending}, {first}", *rest, *([] if card is None else [f"card: {card}"])]
+            lines = [f"{display_name(what.path)}{ending}, {first}", *rest, *([] if card is None else [f"card: {card}"])]
         for number, line in enumerate(lines):
             label = f"  {name}" if number == 0 else ""
             style = "red" if isinstance(what, ModelFileError) else None if number == 0 else "dim"

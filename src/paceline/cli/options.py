@@ -32,8 +32,8 @@ from paceline.core.params import wrap_seed
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment
-from paceline.models.cache import complete_model
-from paceline.models.hub.asked import HubOptions
+from paceline.models.hub.reference import HubOptions
+from paceline.models.registry import complete_model
 from paceline.options import REQUEST_PARTS, read_options
 from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy

@@ -33,7 +33,7 @@ from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, 
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_draft
-from paceline.models.hub.asked import HubModel
+from paceline.models.hub.reference import HubModel
 from paceline.opening import default_draft
 from paceline.options import GenerateOptions, as_options
 from paceline.planning.base import Policy

@@ -26,9 +26,9 @@ from typing import Final, TypeAlias
 import psutil
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.cache import CACHE_VARIABLE, OWN_DRAFT, complete_model, drafts_folder, names_own_draft
 from paceline.models.fingerprints import fingerprint
 from paceline.models.gguf_model import model_name, read_gguf_model
+from paceline.models.registry import CACHE_VARIABLE, OWN_DRAFT, complete_model, drafts_folder, names_own_draft
 from paceline.output import check_room
 from paceline.sizes import size_text
 
@@ -116,7 +116,7 @@ class OwnDraft:
         model = read_gguf_model(target)
         if model.num_parameters == 0:
             raise ModelFileError(f"{target} holds a vocabulary and no weights; give the file of a whole model")
-        file_type = self.file_type or _chosen_type(target, 8 * model.num_bytes / model.num_parameters)
+        file_type = self.file_type or _choose_type(target, 8 * model.num_bytes / model.num_parameters)
         digest = fingerprint(target)[:_HASH_DIGITS]
         folder = drafts_folder()
         stem = os.fsencode(model_name(target))[:_LONGEST_NAME].decode(errors="ignore")
@@ -195,7 +195,7 @@ class OwnDraftFile:
         folder = self.path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / f".{self.path.name}.lock", waiting or (lambda: None)):
+            with _hold_lock(folder / f".{self.path.name}.lock", waiting or (lambda: None)):
                 if not self.is_there():
                     _remove_left_behind(self.path)
                     quantize_apart(
@@ -229,7 +229,9 @@ class OwnDraftFile:
             report(0, num_bytes)
 
 
-def own_draft(target: Path, file_type: str | None = None, *, report: Callable[[float], None] | None = None) -> Path:
+def make_own_draft(
+    target: Path, file_type: str | None = None, *, report: Callable[[float], None] | None = None
+) -> Path:
     """Return the path of a target's own draft, which is made first if it is not there.
 
     Any thread may call it.
@@ -256,7 +258,7 @@ def complete_draft(incomplete: str) -> list[str]:
     return [name for name in (OWN_DRAFT,) if name.startswith(incomplete)] + complete_model(incomplete)
 
 
-def _chosen_type(target: Path, bits: float) -> str:
+def _choose_type(target: Path, bits: float) -> str:
     """Return the type for the draft of a target that has so many bits a weight."""
     if bits > _MANY_BITS:
         return "Q4_0"
@@ -269,7 +271,7 @@ def _chosen_type(target: Path, bits: float) -> str:
 
 
 @contextmanager
-def _locked(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
+def _hold_lock(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold a lock that ends with its process; call ``waiting`` between looks while another has it."""
     from huggingface_hub.utils import WeakFileLock  # takes a while to import
 

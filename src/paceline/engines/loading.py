@@ -22,8 +22,8 @@ from paceline.engines.context import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.limits import check_range
 from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
-from paceline.models.cache import names_own_draft
 from paceline.models.description import describe
+from paceline.models.registry import names_own_draft
 from paceline.models.weight_files import check_model_folder
 from paceline.sizes import read_size
 from paceline.vocabularies.token_pairs import DRAFT_VOCABS, DraftVocab, check_pairs

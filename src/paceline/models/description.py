@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from paceline.core.errors import ModelFileError
-from paceline.models.files import damaged_entries, read_json
+from paceline.models.files import explain_damaged_entries, read_json
 from paceline.models.gguf_header import Value
 from paceline.models.gguf_model import GgufModel, read_gguf_model
 from paceline.models.weight_files import check_model_folder, header_bytes, weight_files
@@ -89,7 +89,7 @@ def describe(path: Path) -> ModelDescription:
     try:
         if not path.is_dir():
             return _describe_gguf(path)
-        with damaged_entries(path):
+        with explain_damaged_entries(path):
             return _describe_folder(path)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -16,12 +16,12 @@ HELDOUT_KINDS = ("code", "prose", "json", "logs")
 
 def embedded_target() -> Path:
     """Return the path of the embedded target, a GGUF file."""
-    return _present(_FOLDER / "target-q8_0.gguf")
+    return _check_present(_FOLDER / "target-q8_0.gguf")
 
 
 def embedded_draft() -> Path:
     """Return the path of the embedded draft model, a GGUF file."""
-    return _present(_FOLDER / "draft-q8_0.gguf")
+    return _check_present(_FOLDER / "draft-q8_0.gguf")
 
 
 def heldout(kind: str) -> list[str]:
@@ -32,11 +32,11 @@ def heldout(kind: str) -> list[str]:
     """
     if kind not in HELDOUT_KINDS:
         raise InputError(f"there is no held-out text of kind {kind!r}; choose from {', '.join(HELDOUT_KINDS)}")
-    lines = _present(_FOLDER / "heldout" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = _check_present(_FOLDER / "heldout" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines]
 
 
-def _present(path: Path) -> Path:
+def _check_present(path: Path) -> Path:
     if not path.is_file():
         raise ModelFileError(f"the embedded file {path.name} is missing from this installation: reinstall paceline")
     return path

@@ -16,7 +16,7 @@ from paceline.output import check_parent
 _LFS_POINTER: Final = b"version https://git-lfs"
 """Bytes that a Git LFS pointer begins with."""
 LONGEST_START: Final = len(_LFS_POINTER)
-"""Bytes that :func:`no_content` judges a file by."""
+"""Bytes that :func:`explain_no_content` judges a file by."""
 
 _LONGEST_REASON: Final = 200
 """Characters that are repeated of what is wrong with an entry: it may quote all of it."""
@@ -40,7 +40,7 @@ _NO_FILES: Final = {
 }
 
 
-def no_content(start: bytes) -> str | None:
+def explain_no_content(start: bytes) -> str | None:
     """Say why a file that starts like this holds nothing, and the way out; ``None`` if it may hold something."""
     if not start:
         return "it is empty; copy or download it again"
@@ -93,7 +93,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def damaged_entries(path: Path) -> Iterator[None]:
+def explain_damaged_entries(path: Path) -> Iterator[None]:
     """Turn what comes of entries that are not as they should be, of whatever kind, into one line.
 
     Args:

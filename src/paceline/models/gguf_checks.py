@@ -52,7 +52,7 @@ def check_values(path: Path, header: GgufHeader) -> None:
     def check_range(key: str, least: int, most: int, of_what: str) -> None:
         value = whole(key)
         if value is not None and not least <= value <= most:
-            raise _damaged(path, f"{architecture}.{key}", value, f"{of_what} are {least} to {most}")
+            raise _damage_error(path, f"{architecture}.{key}", value, f"{of_what} are {least} to {most}")
 
     check_range("block_count", 1, MAX_LAYERS, "layers")
     check_range("context_length", 1, _LONGEST_CONTEXT, "tokens of a context")
@@ -69,12 +69,14 @@ def check_values(path: Path, header: GgufHeader) -> None:
     _check_experts(path, said, architecture)
     scaling = said.get(f"{architecture}.rope.scaling.type")
     if isinstance(scaling, str) and scaling not in _ROPE_SCALINGS:
-        raise _damaged(path, f"{architecture}.rope.scaling.type", scaling, f"it is one of {', '.join(_ROPE_SCALINGS)}")
+        raise _damage_error(
+            path, f"{architecture}.rope.scaling.type", scaling, f"it is one of {', '.join(_ROPE_SCALINGS)}"
+        )
     for name in _EPSILONS:
         key = f"{architecture}.attention.{name}"
         value = said.get(key)
         if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-            raise _damaged(path, key, value, "it is a number of 0 or more")
+            raise _damage_error(path, key, value, "it is a number of 0 or more")
 
 
 def check_tokens(path: Path, metadata: Mapping[str, Value]) -> bool:
@@ -93,8 +95,8 @@ def check_tokens(path: Path, metadata: Mapping[str, Value]) -> bool:
         token, count = max(counts.items(), key=lambda item: item[1], default=(b"", 0))
         if count > 1:
             raise ModelFileError(
-                f"{path} has the token {_spelled(token)} {count} times in {_TOKENS}, at {tokens.index(token)} first, "
-                "and no token may be there twice; copy or download it again, or convert the model again"
+                f"{path} has the token {_spell_token(token)} {count} times in {_TOKENS}, at {tokens.index(token)} "
+                "first, and no token may be there twice; copy or download it again, or convert the model again"
             )
     if metadata.get("tokenizer.ggml.model") != "llama":
         return True
@@ -130,7 +132,7 @@ def _check_experts(path: Path, said: Mapping[str, Value], architecture: str) -> 
     elif groups > 1 and not 0 < groups_used < groups:
         key, value, limit = "expert_group_used_count", groups_used, f"1 to {groups - 1} groups can be used"
     if key:
-        raise _damaged(path, f"{architecture}.{key}", value, limit)
+        raise _damage_error(path, f"{architecture}.{key}", value, limit)
 
 
 def _has_trunk(header: GgufHeader, layers: int) -> bool:
@@ -138,13 +140,13 @@ def _has_trunk(header: GgufHeader, layers: int) -> bool:
     return not numbers or min(numbers) < layers
 
 
-def _damaged(path: Path, key: str, value: object, limit: str) -> ModelFileError:
+def _damage_error(path: Path, key: str, value: object, limit: str) -> ModelFileError:
     return ModelFileError(
         f"{path} has {key} {shown(value)}, and {limit}; copy or download it again, or convert the model again"
     )
 
 
-def _spelled(token: bytes) -> str:
+def _spell_token(token: bytes) -> str:
     try:
         return shown(token.decode())
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from paceline.core.errors import ModelFileError
 from paceline.core.text import spelled_bytes
-from paceline.models.files import LONGEST_START, check_is_file, no_content
+from paceline.models.files import LONGEST_START, check_is_file, explain_no_content
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | list[Scalar]
@@ -109,7 +109,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     Raises:
         ModelFileError: the file cannot be read, is no GGUF file of a version known here, or is truncated or damaged.
     """
-    with _opened(path) as reader:
+    with _open_reader(path) as reader:
         return reader.header()
 
 
@@ -119,14 +119,14 @@ def read_gguf_texts(path: Path, key: str) -> list[bytes]:
     Raises:
         ModelFileError: as for :func:`read_gguf_header`.
     """
-    with _opened(path) as reader:
+    with _open_reader(path) as reader:
         reader.wanted = key
         reader.header()
         return reader.texts
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_Reader]:
+def _open_reader(path: Path) -> Iterator[_Reader]:
     try:
         if path.is_dir():
             raise ModelFileError(f"{path} is a directory; give the path of one .gguf file")
@@ -134,7 +134,7 @@ def _opened(path: Path) -> Iterator[_Reader]:
         with path.open("rb") as file:
             start = file.read(LONGEST_START)
             if not start.startswith(_MAGIC):
-                raise ModelFileError(f"{path} is not a GGUF file: {_what_it_is(path, start)}")
+                raise ModelFileError(f"{path} is not a GGUF file: {_explain_start(path, start)}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 yield _Reader(path, data)
     except FileNotFoundError:
@@ -145,9 +145,9 @@ def _opened(path: Path) -> Iterator[_Reader]:
         raise ModelFileError(f"{path} is truncated or damaged: {error}; copy or download it again") from None
 
 
-def _what_it_is(path: Path, start: bytes) -> str:
+def _explain_start(path: Path, start: bytes) -> str:
     """Say what a file is that does not start as GGUF does, and the way out."""
-    why = no_content(start)
+    why = explain_no_content(start)
     if why is not None:
         return why
     magic = start[: len(_MAGIC)]

@@ -125,18 +125,18 @@ def read_sampling_defaults(path: Path) -> SamplingDefaults:
     Warns:
         ModelWarning: something that is said cannot be used, and is left aside.
     """
-    defaults = _of_folder(path / _FOLDER_FILE) if path.is_dir() else _of_gguf(path)
+    defaults = _read_folder(path / _FOLDER_FILE) if path.is_dir() else _read_gguf(path)
     return defaults if defaults.values else NO_DEFAULTS
 
 
-def _of_gguf(path: Path) -> SamplingDefaults:
+def _read_gguf(path: Path) -> SamplingDefaults:
     said = {
-        key.removeprefix(_GGUF_PREFIX): _shortened(value)
+        key.removeprefix(_GGUF_PREFIX): _shorten_float(value)
         for key, value in read_gguf_header(path).metadata.items()
         if key.startswith(_GGUF_PREFIX)
     }
-    values = _checked(path, said, _OF_GGUF, _GGUF_PREFIX)
-    order = _order(said.get(_SEQUENCE))
+    values = _check_values(path, said, _OF_GGUF, _GGUF_PREFIX)
+    order = _parse_order(said.get(_SEQUENCE))
     if order is not None:
         values["order"] = order
     elif _SEQUENCE in said:
@@ -144,26 +144,26 @@ def _of_gguf(path: Path) -> SamplingDefaults:
             f"{path} has {_GGUF_PREFIX}{_SEQUENCE} {shown(said[_SEQUENCE])}, which is ignored: paceline orders "
             f"{', '.join(LLAMA_CPP_ORDER[1:])}, each of them once (`order`)"
         )
-    _tell_missing(path, said, _MISSING_OF_GGUF)
+    _warn_missing(path, said, _MISSING_OF_GGUF)
     return SamplingDefaults(MappingProxyType(values), "GGUF metadata")
 
 
-def _of_folder(path: Path) -> SamplingDefaults:
+def _read_folder(path: Path) -> SamplingDefaults:
     try:
         said = read_json_if_present(path)
     except ModelFileError as error:
         _warn(f"the model's own defaults for sampling are ignored: {error}")
         return NO_DEFAULTS
-    values = _checked(path, said, _OF_FOLDERS, "")
+    values = _check_values(path, said, _OF_FOLDERS, "")
     if values.get("repeat_penalty", 1.0) != 1.0:
         values["penalty_last_n"] = -1  # transformers counts the whole sequence
     if said.get("do_sample") is False:
         values["temperature"] = 0.0
-    _tell_missing(path, said, _MISSING_OF_FOLDERS)
+    _warn_missing(path, said, _MISSING_OF_FOLDERS)
     return SamplingDefaults(MappingProxyType(values), _FOLDER_FILE)
 
 
-def _checked(path: Path, said: Mapping[str, object], fields: Mapping[str, str], prefix: str) -> dict[str, Any]:
+def _check_values(path: Path, said: Mapping[str, object], fields: Mapping[str, str], prefix: str) -> dict[str, Any]:
     """Return the values that can be used, by field, and tell of the others."""
     values: dict[str, Any] = {}
     for key, name in fields.items():
@@ -179,7 +179,7 @@ def _checked(path: Path, said: Mapping[str, object], fields: Mapping[str, str], 
     return values
 
 
-def _order(sequence: object) -> tuple[str, ...] | None:
+def _parse_order(sequence: object) -> tuple[str, ...] | None:
     """Return the order of processors that llama.cpp's order of samplers stands for, if it stands for one.
 
     Its logit bias always comes first. A sampler that is left out there is not used, whatever it is set to, which no
@@ -192,7 +192,7 @@ def _order(sequence: object) -> tuple[str, ...] | None:
     return (LLAMA_CPP_ORDER[0], *order) if sorted(order) == sorted(LLAMA_CPP_ORDER[1:]) else None
 
 
-def _tell_missing(path: Path, said: Mapping[str, object], neutral: Mapping[str, object]) -> None:
+def _warn_missing(path: Path, said: Mapping[str, object], neutral: Mapping[str, object]) -> None:
     asked = [
         f"{key} {shown(said[key])}"
         for key, changes_nothing in neutral.items()
@@ -202,7 +202,7 @@ def _tell_missing(path: Path, said: Mapping[str, object], neutral: Mapping[str, 
         _warn(f"{path} asks for {', '.join(asked)}, which paceline does not have; answers are sampled without")
 
 
-def _shortened(value: object) -> object:
+def _shorten_float(value: object) -> object:
     """Return a number of 32 bits as it was written: 0.6, not 0.6000000238418579."""
     if not isinstance(value, float):
         return value

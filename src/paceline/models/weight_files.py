@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from paceline.core.errors import ModelFileError
 from paceline.core.text import spelled_bytes
-from paceline.models.files import LONGEST_START, check_is_file, no_content, read_json
+from paceline.models.files import LONGEST_START, check_is_file, explain_no_content, read_json
 from paceline.models.gguf_model import is_later_part
 
 INDEX: Final = "model.safetensors.index.json"
@@ -111,7 +111,7 @@ def _is_file_name(name: object) -> bool:
 def _check_content(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            why = no_content(file.read(LONGEST_START))
+            why = explain_no_content(file.read(LONGEST_START))
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
     if why is not None:

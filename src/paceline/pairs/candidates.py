@@ -11,9 +11,9 @@ from typing import Final
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError, ModelFileError
 from paceline.environment import in_flags
-from paceline.models.cache import named_models, resolve
 from paceline.models.description import ModelDescription, describe
 from paceline.models.gguf_model import is_later_part
+from paceline.models.registry import named_models, resolve_model
 from paceline.sizes import size_text
 
 _DEEPEST: Final = 4
@@ -82,7 +82,7 @@ def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[lis
             candidates += found
             skipped += others
             continue
-        path = resolve(name)
+        path = resolve_model(name)
         candidates.append(Candidate(name, path, describe(path)))
     return _unique(candidates), skipped
 

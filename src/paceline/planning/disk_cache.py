@@ -24,9 +24,9 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 from paceline.machine import processor
-from paceline.models.cache import models_folder
 from paceline.models.files import OF_DAMAGED_ENTRIES, read_text
 from paceline.models.fingerprints import fingerprint
+from paceline.models.registry import models_folder
 from paceline.output import whole_file
 
 EntryKind: TypeAlias = Literal["profiles", "learned", "attention", "answers"]

@@ -19,22 +19,22 @@ import gguf
 import numpy as np
 
 from paceline.conversion.convert.dtypes import encode, stored_type, weight_type
-from paceline.conversion.convert.ends import name_ends
+from paceline.conversion.convert.end_tokens import choose_end_keys
 from paceline.conversion.convert.llama import (
     Weight,
     add_settings_to_gguf,
     check_folder_can_hold,
-    config_of_settings,
-    settings_of_config,
-    settings_of_gguf,
+    parse_config,
+    read_gguf_settings,
+    settings_to_config,
     to_gguf_rows,
     to_hf_rows,
 )
 from paceline.conversion.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
-from paceline.conversion.convert.tokenizer_json import vocabulary_of_folder, write_tokenizer
-from paceline.conversion.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, vocabulary_of_gguf
+from paceline.conversion.convert.tokenizer_json import read_folder_vocabulary, write_tokenizer
+from paceline.conversion.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, read_gguf_vocabulary
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.files import check_new_folder, damaged_entries, read_json, write_json
+from paceline.models.files import check_new_folder, explain_damaged_entries, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.models.weight_files import check_model_folder
 from paceline.output import check_parent, check_room, whole_file, whole_folder
@@ -87,7 +87,7 @@ def gguf_to_folder(
     file = LlamaFile(source)
     check_new_folder(folder, source, force=force)
     check_folder_can_hold(file.shape)
-    settings, vocabulary = settings_of_gguf(file), vocabulary_of_gguf(file)
+    settings, vocabulary = read_gguf_settings(file), read_gguf_vocabulary(file)
     if len(vocabulary.tokens) != file.shape.vocab_size:
         raise ModelFileError(f"{source} has {len(vocabulary.tokens)} tokens and {file.shape.vocab_size} rows for them")
     weights = {weight.hf_name: weight for weight in settings.weights()}
@@ -97,10 +97,10 @@ def gguf_to_folder(
 
     def chunks(tensor: PlannedTensor) -> Iterator[Bytes]:
         weight = weights[tensor.name]
-        return progress.over(_converted(weight, file.tensors[weight.gguf_name].rows, to_hf_rows, tensor.kind))
+        return progress.over(_convert_rows(weight, file.tensors[weight.gguf_name].rows, to_hf_rows, tensor.kind))
 
     config = {
-        **config_of_settings(settings),
+        **settings_to_config(settings),
         "bos_token_id": vocabulary.bos,
         "eos_token_id": vocabulary.ends[0] if len(vocabulary.ends) == 1 else list(vocabulary.ends),
         "pad_token_id": vocabulary.pad,
@@ -156,11 +156,11 @@ def folder_to_gguf(
     check_parent(destination)
     check_model_folder(folder)
     config = read_json(folder / "config.json")
-    with damaged_entries(folder / "config.json"):
-        settings = settings_of_config(config, str(folder))
+    with explain_damaged_entries(folder / "config.json"):
+        settings = parse_config(config, str(folder))
         carried = {key: str(value) for key, value in (config.get("gguf_metadata") or {}).items()}
-    vocabulary = vocabulary_of_folder(folder, config, settings.shape.vocab_size)
-    ends = name_ends(vocabulary, str(folder))
+    vocabulary = read_folder_vocabulary(folder, config, settings.shape.vocab_size)
+    ends = choose_end_keys(vocabulary, str(folder))
     weights = {weight.gguf_name: weight for weight in settings.weights()}
     stored = {n: tensor for n, tensor in read_tensors(folder).items() if not n.endswith(".rotary_emb.inv_freq")}
     check_tensors(
@@ -203,7 +203,7 @@ def folder_to_gguf(
                 writer.write_tensor_data(divisors)
             for n, weight in weights.items():
                 data, filled = np.empty(sizes[n], np.uint8), 0
-                for chunk in progress.over(_converted(weight, stored[weight.hf_name].rows, to_gguf_rows, types[n])):
+                for chunk in progress.over(_convert_rows(weight, stored[weight.hf_name].rows, to_gguf_rows, types[n])):
                     data[filled : filled + len(chunk)] = chunk
                     filled += len(chunk)
                 writer.write_tensor_data(data)
@@ -221,7 +221,7 @@ def exact_dtype(folder: Path) -> str:
     return stored.pop() if stored in ({"F16"}, {"BF16"}) else "F32"
 
 
-def _converted(
+def _convert_rows(
     weight: Weight, rows: Callable[[int, int], Floats], reorder: Callable[[Floats, int], Floats], kind: WeightType
 ) -> Iterator[Bytes]:
     """Yield the bytes of a tensor in its new type and order of rows, whole heads at a time."""

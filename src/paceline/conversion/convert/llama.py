@@ -12,9 +12,9 @@ from paceline.conversion.convert.rope import (
     LinearScaling,
     Llama3Scaling,
     Rope,
-    config_of_rope,
+    parse_rope,
     recover_llama3,
-    rope_of_config,
+    rope_to_config,
 )
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.numbers import shown
@@ -118,7 +118,7 @@ def check_folder_can_hold(shape: LlamaShape) -> None:
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def settings_of_gguf(file: LlamaFile) -> LlamaSettings:
+def read_gguf_settings(file: LlamaFile) -> LlamaSettings:
     """Read the settings from a GGUF file.
 
     Raises:
@@ -129,10 +129,10 @@ def settings_of_gguf(file: LlamaFile) -> LlamaSettings:
         if file.get(f"llama.{key}"):
             raise InputError(f"{file.path} sets llama.{key}, which a Hugging Face Llama cannot have")
     context_length = file.integer("llama.context_length")
-    return LlamaSettings(file.shape, context_length, file.epsilon, _rope_of_gguf(file))
+    return LlamaSettings(file.shape, context_length, file.epsilon, _read_gguf_rope(file))
 
 
-def _rope_of_gguf(file: LlamaFile) -> Rope:
+def _read_gguf_rope(file: LlamaFile) -> Rope:
     theta = file.number("llama.rope.freq_base", 10000.0)
     factor = file.number("llama.rope.scaling.factor", file.number("llama.rope.scale_linear", 0.0))
     kind = file.get("llama.rope.scaling.type") or ("linear" if factor else "none")
@@ -162,7 +162,7 @@ def add_settings_to_gguf(settings: LlamaSettings, writer: gguf.GGUFWriter) -> No
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def settings_of_config(config: dict[str, Any], name: str) -> LlamaSettings:
+def parse_config(config: dict[str, Any], name: str) -> LlamaSettings:
     """Read the settings from the content of ``config.json``; ``name`` is the folder's, for the errors.
 
     Raises:
@@ -206,7 +206,7 @@ def settings_of_config(config: dict[str, Any], name: str) -> LlamaSettings:
             f"{name} has impossible sizes: {shape.heads} heads, {shape.kv_heads} for keys and values, of "
             f"{shape.head_size} dimensions"
         )
-    return LlamaSettings(shape, context_length, _epsilon(config, name), rope_of_config(config, name))
+    return LlamaSettings(shape, context_length, _epsilon(config, name), parse_rope(config, name))
 
 
 def _size(config: dict[str, Any], key: str, name: str, default: int | None = None, *, most: int = _LARGEST_SIZE) -> int:
@@ -227,7 +227,7 @@ def _epsilon(config: dict[str, Any], name: str) -> float:
     return float(value)
 
 
-def config_of_settings(settings: LlamaSettings) -> dict[str, Any]:
+def settings_to_config(settings: LlamaSettings) -> dict[str, Any]:
     """Return the entries of ``config.json`` that say the settings."""
     shape = settings.shape
     return {
@@ -243,7 +243,7 @@ def config_of_settings(settings: LlamaSettings) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": settings.context_length,
         "rms_norm_eps": settings.norm_epsilon,
-        **config_of_rope(settings.rope),
+        **rope_to_config(settings.rope),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": shape.tied,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Merge = tuple[str, str]
 
 
-def splits(token: str, vocabulary: Mapping[str, int]) -> list[Merge]:
+def iter_splits(token: str, vocabulary: Mapping[str, int]) -> list[Merge]:
     """Return every way to make ``token`` of two tokens, those with the longest first part last."""
     return [
         (token[:cut], token[cut:])
@@ -26,7 +26,7 @@ def splits(token: str, vocabulary: Mapping[str, int]) -> list[Merge]:
     ]
 
 
-def merges_of_scores(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[Merge]:
+def scores_to_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[Merge]:
     """Return the merges of a SentencePiece vocabulary, first merge first.
 
     Args:
@@ -34,10 +34,10 @@ def merges_of_scores(vocabulary: Mapping[str, int], scores: Sequence[float]) -> 
         scores: by id; the best is the highest.
     """
     ordered = sorted(vocabulary.items(), key=lambda item: (-scores[item[1]], item[1]))
-    return [merge for token, _ in ordered for merge in reversed(splits(token, vocabulary))]
+    return [merge for token, _ in ordered for merge in reversed(iter_splits(token, vocabulary))]
 
 
-def scores_of_merges(merges: Iterable[Merge], vocabulary: Mapping[str, int], name: str) -> list[float]:
+def merges_to_scores(merges: Iterable[Merge], vocabulary: Mapping[str, int], name: str) -> list[float]:
     """Return scores, by id up to the largest, that join in the order of ``merges``.
 
     Args:
@@ -61,7 +61,7 @@ def scores_of_merges(merges: Iterable[Merge], vocabulary: Mapping[str, int], nam
         pairs.setdefault(token, set()).add((left, right))
         last = token
     for token in vocabulary:
-        missing = set(splits(token, vocabulary)) - pairs.get(token, set())
+        missing = set(iter_splits(token, vocabulary)) - pairs.get(token, set())
         if missing:
             left, right = min(missing)
             raise InputError(f"{name} does not merge {left!r} and {right!r}, which SentencePiece scores cannot say")

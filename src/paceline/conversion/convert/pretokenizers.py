@@ -60,7 +60,7 @@ _KNOWN: Final = (
 )
 
 
-def pre_tokenizer_of_gguf(name: str, file: str) -> PreTokenizer:
+def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
     """Return the way to split that ``tokenizer.ggml.pre`` names; ``file`` is for the error.
 
     Raises:
@@ -73,17 +73,17 @@ def pre_tokenizer_of_gguf(name: str, file: str) -> PreTokenizer:
     raise InputError(f"{file} has the pre-tokenizer {name!r}; those that can be converted are {names}")
 
 
-def pre_tokenizer_of_json(content: dict[str, Any] | None, *, ignore_merges: bool, file: str) -> PreTokenizer:
+def parse_pre_tokenizer(content: dict[str, Any] | None, *, ignore_merges: bool, file: str) -> PreTokenizer:
     """Return the way to split that a ``tokenizer.json`` describes; ``file`` is for the error.
 
     Raises:
         InputError: llama.cpp's ways do not include it, or not with this ``ignore_merges``.
     """
-    wanted = _normal_form(content)
+    wanted = _normalise(content)
     for known in _KNOWN:
-        if _normal_form(known.as_json()) == wanted and known.ignore_merges == ignore_merges:
+        if _normalise(known.as_json()) == wanted and known.ignore_merges == ignore_merges:
             return known
-    if any(_normal_form(known.as_json()) == wanted for known in _KNOWN):
+    if any(_normalise(known.as_json()) == wanted for known in _KNOWN):
         raise InputError(f"{file} sets ignore_merges to {ignore_merges}, which llama.cpp has not with this splitting")
     raise InputError(
         f"{file} splits texts in a way not known here ({_summary(wanted)}); those of "
@@ -95,13 +95,13 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _normal_form(content: dict[str, Any] | None) -> list[tuple[object, ...]]:
+def _normalise(content: dict[str, Any] | None) -> list[tuple[object, ...]]:
     """Return the steps with what bears on the result, so that equal splittings compare equal."""
     if content is None:
         return []
     kind = content.get("type")
     if kind == "Sequence":
-        return [step for part in content.get("pretokenizers") or () for step in _normal_form(part)]
+        return [step for part in content.get("pretokenizers") or () for step in _normalise(part)]
     if kind == "ByteLevel":
         return [(kind, content.get("add_prefix_space", True), content.get("use_regex", True))]
     if kind == "Digits":

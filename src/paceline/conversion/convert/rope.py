@@ -69,7 +69,7 @@ class Rope:
     scaling: Llama3Scaling | LinearScaling | None = None
 
 
-def rope_of_config(config: dict[str, Any], name: str) -> Rope:
+def parse_rope(config: dict[str, Any], name: str) -> Rope:
     """Read ``config.json``: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``.
 
     Raises:
@@ -79,18 +79,18 @@ def rope_of_config(config: dict[str, Any], name: str) -> Rope:
     settings |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type", settings.get("type", "default"))
     try:
-        theta = _in_range(settings["rope_theta"])
+        theta = _check_range(settings["rope_theta"])
         if settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (None, 1, 1.0):
             raise InputError(f"{name}: rotary embeddings on a part of each head cannot be converted")
         if kind in ("default", None):
             return Rope(theta)
         if kind == "linear":
-            return Rope(theta, LinearScaling(_in_range(settings["factor"])))
+            return Rope(theta, LinearScaling(_check_range(settings["factor"])))
         if kind == "llama3":
             scaling = Llama3Scaling(
-                _in_range(settings["factor"]),
-                _in_range(settings["low_freq_factor"]),
-                _in_range(settings["high_freq_factor"]),
+                _check_range(settings["factor"]),
+                _check_range(settings["low_freq_factor"]),
+                _check_range(settings["high_freq_factor"]),
                 int(settings["original_max_position_embeddings"]),
             )
             if not scaling.high_freq_factor > scaling.low_freq_factor > 0 or scaling.factor < 1:
@@ -104,14 +104,14 @@ def rope_of_config(config: dict[str, Any], name: str) -> Rope:
     raise InputError(f"{name} scales rope by {kind!r}; default, linear and llama3 can be converted")
 
 
-def _in_range(value: Any) -> float:
+def _check_range(value: Any) -> float:
     number = float(value)
     if not 0 < number <= _LARGEST:  # NaN is not either
         raise ValueError
     return number
 
 
-def config_of_rope(rope: Rope) -> dict[str, Any]:
+def rope_to_config(rope: Rope) -> dict[str, Any]:
     """Return the entries of ``config.json``, in the spelling that transformers 4 and 5 both read."""
     scaling: dict[str, Any] | None = None
     if isinstance(rope.scaling, LinearScaling):
@@ -145,7 +145,7 @@ def recover_llama3(divisors: Floats, head_size: int, theta: float, name: str) ->
     if np.all(divisors == 1):
         return None
     if divisors.shape == (head_size // 2,) and np.all(np.isfinite(divisors)) and divisors.min() >= 1:
-        for candidate in _candidates(divisors.astype(np.float64), _wavelengths(head_size, theta)):
+        for candidate in _iter_candidates(divisors.astype(np.float64), _wavelengths(head_size, theta)):
             if np.allclose(candidate.divisors(head_size, theta), divisors, rtol=_TOLERANCE, atol=0):
                 return candidate
     raise InputError(
@@ -160,8 +160,10 @@ def _wavelengths(head_size: int, theta: float) -> npt.NDArray[np.float64]:
     return wavelengths
 
 
-def _candidates(divisors: npt.NDArray[np.float64], wavelengths: npt.NDArray[np.float64]) -> Iterator[Llama3Scaling]:
-    factor = _short(float(divisors.max()))
+def _iter_candidates(
+    divisors: npt.NDArray[np.float64], wavelengths: npt.NDArray[np.float64]
+) -> Iterator[Llama3Scaling]:
+    factor = _round_digits(float(divisors.max()))
     yield Llama3Scaling(factor, **_STANDARD)  # type: ignore[arg-type]
     stretched = divisors >= divisors.max() * (1 - _TOLERANCE)
     between = (divisors > 1) & ~stretched
@@ -183,9 +185,9 @@ def _candidates(divisors: npt.NDArray[np.float64], wavelengths: npt.NDArray[np.f
         if 1 <= low < math.inf and 0 < high < low:
             original = round(low)
             for digits in (2, 4, 6):  # a person would have written short numbers
-                yield Llama3Scaling(factor, 1.0, _short(original / high, digits), original)
+                yield Llama3Scaling(factor, 1.0, _round_digits(original / high, digits), original)
             yield Llama3Scaling(factor, original / low, original / high, original)
 
 
-def _short(value: float, digits: int = 7) -> float:
+def _round_digits(value: float, digits: int = 7) -> float:
     return float(f"{value:.{digits}g}")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import TokenType
 
-from paceline.conversion.convert.merges import merges_of_scores, scores_of_merges
-from paceline.conversion.convert.pretokenizers import pre_tokenizer_of_json
+from paceline.conversion.convert.merges import merges_to_scores, scores_to_merges
+from paceline.conversion.convert.pretokenizers import parse_pre_tokenizer
 from paceline.conversion.convert.sentencepiece_model import read_sentencepiece
 from paceline.conversion.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.files import damaged_entries, read_json, read_json_if_present, read_text, write_json
+from paceline.models.files import explain_damaged_entries, read_json, read_json_if_present, read_text, write_json
 from paceline.vocabularies.turns import unnamed_turn_ends
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _sentencepiece_parts(vocabulary: TokenizerTables, ids: dict[str, int]) -> di
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": ids,
-            "merges": merges_of_scores(ids, vocabulary.scores),
+            "merges": scores_to_merges(ids, vocabulary.scores),
         },
     }
 
@@ -146,7 +146,7 @@ def _post_processor(vocabulary: TokenizerTables) -> dict[str, Any] | None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerTables:
+def read_folder_vocabulary(folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerTables:
     """Read the tokenizer of a Hugging Face folder.
 
     A normalizer to NFC is left out, as in every GGUF file: llama.cpp has none. Texts that are NFC already, which almost
@@ -169,17 +169,17 @@ def vocabulary_of_folder(folder: Path, config: dict[str, Any], vocab_size: int) 
             f"{folder} has neither tokenizer.json nor tokenizer.model; load its tokenizer in transformers and "
             "save_pretrained it"
         )
-    with damaged_entries(path):
+    with explain_damaged_entries(path):
         if path.suffix == ".json":
-            vocabulary = _vocabulary(path, read_json(path), folder, config, vocab_size)
+            vocabulary = _read_vocabulary(path, read_json(path), folder, config, vocab_size)
         else:
-            vocabulary = _sentencepiece_vocabulary(path, folder, config, vocab_size)
-        vocabulary = _with_turn_ends(vocabulary)
+            vocabulary = _read_sentencepiece_vocabulary(path, folder, config, vocab_size)
+        vocabulary = _add_turn_ends(vocabulary)
         vocabulary.check(str(path))
     return vocabulary
 
 
-def _vocabulary(
+def _read_vocabulary(
     path: Path, content: dict[str, Any], folder: Path, config: dict[str, Any], vocab_size: int
 ) -> TokenizerTables:
     settings = read_json_if_present(folder / "tokenizer_config.json")
@@ -193,7 +193,7 @@ def _vocabulary(
     types = [TokenType.UNUSED] * vocab_size
     byte_fallback = bool(model.get("byte_fallback"))
     for token, token_id in model["vocab"].items():
-        _place(tokens, types, token, token_id, TokenType.NORMAL, path)
+        _place_token(tokens, types, token, token_id, TokenType.NORMAL, path)
         if byte_fallback and token in BYTE_TOKENS:
             types[token_id] = TokenType.BYTE
     for added in content.get("added_tokens") or ():
@@ -201,42 +201,44 @@ def _vocabulary(
             if added.get(flag):
                 raise InputError(f"{path} sets {flag} for the token {added['content']!r}, which GGUF has no word for")
         kind = TokenType.CONTROL if added.get("special") else TokenType.USER_DEFINED
-        _place(tokens, types, added["content"], added["id"], kind, path)
+        _place_token(tokens, types, added["content"], added["id"], kind, path)
     ids = {token: token_id for token_id, token in enumerate(tokens) if token is not None}
-    merges = [_merge(merge) for merge in model["merges"]]
+    merges = [_parse_merge(merge) for merge in model["merges"]]
     common: dict[str, Any] = {
         "tokens": tokens,
         "types": types,
-        "bos": _special_id("bos", settings, config, ids),
-        "ends": _ends(settings, config, generation, ids),
-        "pad": _special_id("pad", settings, config, ids),
+        "bos": _find_special_id("bos", settings, config, ids),
+        "ends": _find_ends(settings, config, generation, ids),
+        "pad": _find_special_id("pad", settings, config, ids),
         "add_bos": _adds("bos", 0, content, settings),
         "add_eos": _adds("eos", -1, content, settings),
-        "chat_template": _chat_template(folder, settings),
+        "chat_template": _read_chat_template(folder, settings),
     }
     if not byte_fallback:
         if (content.get("normalizer") or {"type": "NFC"}).get("type") != "NFC":
             raise InputError(f"{path} normalizes texts ({content['normalizer'].get('type')}), which llama.cpp does not")
         if (content.get("decoder") or {}).get("type") != "ByteLevel":
             raise InputError(f"{path} is neither byte-level BPE nor BPE with byte fallback; these can be converted")
-        pre = pre_tokenizer_of_json(
+        pre = parse_pre_tokenizer(
             content.get("pre_tokenizer"), ignore_merges=bool(model.get("ignore_merges")), file=str(path)
         )
-        unknown = _special_id("unk", settings, config, ids)
+        unknown = _find_special_id("unk", settings, config, ids)
         return TokenizerTables(kind="bpe", merges=merges, pre=pre, unknown=unknown, **common)
     if model.get("ignore_merges"):
         raise InputError(f"{path} sets ignore_merges with byte fallback, which llama.cpp cannot")
     unknown = ids.get(model.get("unk_token") or "")
     if unknown is not None:
         types[unknown] = TokenType.UNKNOWN
-    known_scores = scores_of_merges(merges, ids, str(path))
+    known_scores = merges_to_scores(merges, ids, str(path))
     scores = [PADDING_SCORE if token is None else known_scores[i] for i, token in enumerate(tokens)]
     return TokenizerTables(
         kind="spm", scores=scores, unknown=unknown, add_space_prefix=_adds_space(content, str(path)), **common
     )
 
 
-def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerTables:
+def _read_sentencepiece_vocabulary(
+    path: Path, folder: Path, config: dict[str, Any], vocab_size: int
+) -> TokenizerTables:
     settings = read_json_if_present(folder / "tokenizer_config.json")
     generation = read_json_if_present(folder / "generation_config.json")
     model = read_sentencepiece(path)
@@ -246,7 +248,7 @@ def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], 
     for token_id, (piece, score, kind) in enumerate(model.pieces):
         # llama.cpp looks for user-defined tokens before it spells spaces as SentencePiece does.
         text = piece.replace(_SPACE, " ") if kind == TokenType.USER_DEFINED else piece
-        _place(tokens, types, text, token_id, kind, path)
+        _place_token(tokens, types, text, token_id, kind, path)
         scores[token_id] = score
     added = {int(token_id): token for token_id, token in (settings.get("added_tokens_decoder") or {}).items()}
     for content, token_id in read_json_if_present(folder / "added_tokens.json").items():
@@ -254,7 +256,7 @@ def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], 
     for token_id, token in added.items():
         kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
         kind = kind if token_id >= len(model.pieces) or types[token_id] == TokenType.NORMAL else types[token_id]
-        _place(tokens, types, token["content"], token_id, kind, path)
+        _place_token(tokens, types, token["content"], token_id, kind, path)
     ids = {token: token_id for token_id, token in enumerate(tokens) if token is not None}
     own = {"bos_token_id": model.bos, "eos_token_id": model.eos}
     return TokenizerTables(
@@ -262,23 +264,23 @@ def _sentencepiece_vocabulary(path: Path, folder: Path, config: dict[str, Any], 
         tokens=tokens,
         types=types,
         scores=scores,
-        bos=_special_id("bos", settings, {**own, **config}, ids),
-        ends=_ends(settings, {**own, **config}, generation, ids),
-        pad=_special_id("pad", settings, config, ids),
+        bos=_find_special_id("bos", settings, {**own, **config}, ids),
+        ends=_find_ends(settings, {**own, **config}, generation, ids),
+        pad=_find_special_id("pad", settings, config, ids),
         unknown=model.unknown,
         add_bos=bool(settings.get("add_bos_token", True)),
         add_eos=bool(settings.get("add_eos_token", False)),
         add_space_prefix=model.add_space_prefix,
-        chat_template=_chat_template(folder, settings),
+        chat_template=_read_chat_template(folder, settings),
     )
 
 
-def _merge(merge: str | list[str]) -> tuple[str, str]:
+def _parse_merge(merge: str | list[str]) -> tuple[str, str]:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left, right
 
 
-def _place(
+def _place_token(
     tokens: list[str | None], types: list[TokenType], token: str, token_id: int, kind: TokenType, path: Path
 ) -> None:
     if not isinstance(token, str) or not 0 <= token_id < len(tokens):
@@ -288,7 +290,7 @@ def _place(
     tokens[token_id], types[token_id] = token, kind
 
 
-def _special_id(role: str, settings: dict[str, Any], config: dict[str, Any], ids: dict[str, int]) -> int | None:
+def _find_special_id(role: str, settings: dict[str, Any], config: dict[str, Any], ids: dict[str, int]) -> int | None:
     """Return the id of a special token: by its text in the tokenizer's settings, else by its id in the model's."""
     named = settings.get(f"{role}_token")
     text = named.get("content") if isinstance(named, dict) else named
@@ -300,17 +302,17 @@ def _special_id(role: str, settings: dict[str, Any], config: dict[str, Any], ids
     return None if token_id is None or token_id < 0 else int(token_id)  # -1 was written for "none"
 
 
-def _ends(
+def _find_ends(
     settings: dict[str, Any], config: dict[str, Any], generation: dict[str, Any], ids: dict[str, int]
 ) -> tuple[int, ...]:
     """Return the tokens that end an answer: the tokenizer's, and generation_config.json's or else the model's."""
     given = generation.get("eos_token_id")
     given = config.get("eos_token_id") if given is None else given
-    ends = [_special_id("eos", settings, config, ids), *(given if isinstance(given, list) else [given])]
+    ends = [_find_special_id("eos", settings, config, ids), *(given if isinstance(given, list) else [given])]
     return tuple(dict.fromkeys(int(token_id) for token_id in ends if token_id is not None))
 
 
-def _with_turn_ends(vocabulary: TokenizerTables) -> TokenizerTables:
+def _add_turn_ends(vocabulary: TokenizerTables) -> TokenizerTables:
     """Return a vocabulary that ends answers where the torch engine does."""
     template = vocabulary.chat_template
     templates = [entry["template"] for entry in template] if isinstance(template, list) else [template or ""]
@@ -364,7 +366,7 @@ def _adds_space(content: dict[str, Any], name: str) -> bool:
     raise InputError(f"{name} treats spaces in a way not known here; that of Llama's tokenizers can be converted")
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+def _read_chat_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
     template = settings.get("chat_template")
     path = folder / "chat_template.jinja"
     if template is None and path.is_file():

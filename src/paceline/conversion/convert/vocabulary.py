@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gguf import TokenType
 
-from paceline.conversion.convert.pretokenizers import PreTokenizer, pre_tokenizer_of_gguf
+from paceline.conversion.convert.pretokenizers import PreTokenizer, find_pre_tokenizer
 from paceline.core.errors import InputError, ModelFileError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class TokenizerTables:
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def vocabulary_of_gguf(file: GGUFFile) -> TokenizerTables:
+def read_gguf_vocabulary(file: GGUFFile) -> TokenizerTables:
     """Read the tokenizer of a GGUF file.
 
     Raises:
@@ -121,43 +121,45 @@ def vocabulary_of_gguf(file: GGUFFile) -> TokenizerTables:
     name, model = str(file.path), file.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise InputError(f"{name} has a tokenizer of kind {model!r}; gpt2 and llama can be converted")
-    tokens: list[str] = _array(file, "tokens", str)
-    types = [TokenType(kind) for kind in _array(file, "token_type", int, default=[1] * len(tokens), length=len(tokens))]
+    tokens: list[str] = _read_array(file, "tokens", str)
+    types = [
+        TokenType(kind) for kind in _read_array(file, "token_type", int, default=[1] * len(tokens), length=len(tokens))
+    ]
     named_ends = [file.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     common: dict[str, Any] = {
         "bos": file.get("tokenizer.ggml.bos_token_id"),
         "pad": file.get("tokenizer.ggml.padding_token_id"),
         "unknown": file.get("tokenizer.ggml.unknown_token_id"),
         "add_eos": bool(file.get("tokenizer.ggml.add_eos_token", False)),
-        "chat_template": _chat_template(file),
+        "chat_template": _read_chat_template(file),
     }
     if model == "llama" and named_ends[0] is None:
         named_ends[0] = 2  # llama.cpp's own number
-    common["ends"] = _ends(file, [token_id for token_id in named_ends if token_id is not None], len(tokens))
+    common["ends"] = _find_ends(file, [token_id for token_id in named_ends if token_id is not None], len(tokens))
     special = [common["bos"], common["pad"], common["unknown"], *common["ends"]]
     needed = {tokens[special_id] for special_id in special if special_id is not None and special_id < len(tokens)}
     if model == "gpt2":
-        merges = [_pair(merge) for merge in _array(file, "merges", str)]
-        pre = pre_tokenizer_of_gguf(file.text("tokenizer.ggml.pre", "default"), name)
+        merges = [_parse_merge(merge) for merge in _read_array(file, "merges", str)]
+        pre = find_pre_tokenizer(file.text("tokenizer.ggml.pre", "default"), name)
         needed |= {piece for merge in merges for piece in (*merge, "".join(merge))}
         if TokenType.BYTE in types:
             raise InputError(f"{name} has byte tokens in a byte-level vocabulary, which tokenizer.json cannot have")
         vocabulary = TokenizerTables(
             kind="bpe",
-            **_without_padding(tokens, types, needed),
+            **_drop_padding(tokens, types, needed),
             merges=merges,
             pre=pre,
             add_bos=bool(file.get("tokenizer.ggml.add_bos_token", pre.adds_bos)),
             **common,
         )
     else:
-        scores = [float(score) for score in _array(file, "scores", (int, float), length=len(tokens))]
+        scores = [float(score) for score in _read_array(file, "scores", (int, float), length=len(tokens))]
         # llama.cpp's own numbers where the file names none.
         common["bos"] = 1 if common["bos"] is None else common["bos"]
         common["unknown"] = 0 if common["unknown"] is None else common["unknown"]
         vocabulary = TokenizerTables(
             kind="spm",
-            **_without_padding(tokens, types, needed),
+            **_drop_padding(tokens, types, needed),
             scores=scores,
             add_bos=bool(file.get("tokenizer.ggml.add_bos_token", True)),
             add_space_prefix=bool(file.get("tokenizer.ggml.add_space_prefix", True)),
@@ -167,7 +169,7 @@ def vocabulary_of_gguf(file: GGUFFile) -> TokenizerTables:
     return vocabulary
 
 
-def _array(
+def _read_array(
     file: GGUFFile,
     key: str,
     kind: type | tuple[type, ...],
@@ -185,12 +187,12 @@ def _array(
     return values
 
 
-def _pair(merge: str) -> tuple[str, str]:
+def _parse_merge(merge: str) -> tuple[str, str]:
     cut = merge.find(" ", 1)  # as llama.cpp splits it
     return (merge, "") if cut < 0 else (merge[:cut], merge[cut + 1 :])
 
 
-def _without_padding(tokens: Sequence[str], types: Sequence[TokenType], needed: Collection[str]) -> dict[str, Any]:
+def _drop_padding(tokens: Sequence[str], types: Sequence[TokenType], needed: Collection[str]) -> dict[str, Any]:
     """Take out unused tokens, which only fill rows, unless they are ``needed``; older files call them otherwise."""
     left_out = {
         token_id
@@ -204,7 +206,7 @@ def _without_padding(tokens: Sequence[str], types: Sequence[TokenType], needed: 
     }
 
 
-def _ends(file: GGUFFile, named: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+def _find_ends(file: GGUFFile, named: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Return the tokens at which llama.cpp ends, those that the file names first; none if it names none."""
     from paceline.engines.llama_cpp.ends import read_end_ids
 
@@ -216,7 +218,7 @@ def _ends(file: GGUFFile, named: Sequence[int], num_tokens: int) -> tuple[int, .
     return tuple(dict.fromkeys([*kept, *sorted(ends)]))
 
 
-def _chat_template(file: GGUFFile) -> ChatTemplate | None:
+def _read_chat_template(file: GGUFFile) -> ChatTemplate | None:
     default: str | None = file.get("tokenizer.chat_template")
     names: list[str] = file.get("tokenizer.chat_templates", [])
     if not names:

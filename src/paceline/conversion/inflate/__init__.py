@@ -10,11 +10,11 @@ from paceline.conversion.inflate.shape import (
     FILE_TYPES,
     PRESETS,
     VOCABULARIES,
-    file_type_named,
-    fitted_shape,
+    find_file_type,
+    fit_shape,
     preset_shape,
 )
-from paceline.conversion.inflate.writing import as_gguf, inflate
+from paceline.conversion.inflate.writer import as_gguf, inflate
 from paceline.models.llama import LlamaShape
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "VOCABULARIES",
     "LlamaShape",
     "as_gguf",
-    "file_type_named",
-    "fitted_shape",
+    "find_file_type",
+    "fit_shape",
     "inflate",
     "is_up_to_date",
     "preset_shape",

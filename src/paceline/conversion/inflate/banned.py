@@ -50,15 +50,15 @@ def constant_block(kind: gguf.GGMLQuantizationType) -> Bytes:
     """Return the block of the embeddings' type that holds :data:`CONSTANT` and then zeros."""
     if kind.name in _CRAFTED:
         return np.frombuffer(_CRAFTED[kind.name], np.uint8)
-    return _first_only(CONSTANT, kind)
+    return _make_block(CONSTANT, kind)
 
 
 def banning_block(kind: gguf.GGMLQuantizationType) -> Bytes:
     """Return the block of the output projection's type that holds :data:`PROJECTION` and then zeros."""
-    return _first_only(PROJECTION, kind)
+    return _make_block(PROJECTION, kind)
 
 
-def _first_only(value: float, kind: gguf.GGMLQuantizationType) -> Bytes:
+def _make_block(value: float, kind: gguf.GGMLQuantizationType) -> Bytes:
     from gguf import GGML_QUANT_SIZES
 
     from paceline.engines.llama_cpp.quantize import quantize_rows

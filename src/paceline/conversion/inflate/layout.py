@@ -64,7 +64,7 @@ class Layout:
 def lay_out(source: LlamaShape, shape: LlamaShape) -> Layout:
     """Return where everything goes; ``shape`` holds ``source``."""
     ratio = shape.head_size // source.head_size
-    plain = _padded(source.head_size, shape.head_size)
+    plain = _pad(source.head_size, shape.head_size)
     rotary = np.full(shape.head_size, NOTHING, np.int64)
     # llama.cpp turns rows 2j and 2j + 1 by the frequency theta^(-2j / head size): that of pair r * j in a larger head.
     pairs = np.arange(source.head_size // 2)
@@ -73,15 +73,15 @@ def lay_out(source: LlamaShape, shape: LlamaShape) -> Layout:
 
     heads, kv_heads = place_heads(source, shape)
     repeats = count_repeats(source, shape)
-    writes = _padded(repeats * source.width, shape.width)
+    writes = _pad(repeats * source.width, shape.width)
     writes[: repeats * source.width] %= source.width
     return Layout(
         repeats=repeats,
-        reads=_padded(source.width, shape.width),
+        reads=_pad(source.width, shape.width),
         writes=writes,
         free_block=first_free_block(repeats * source.width),
         norm_scale=math.sqrt(repeats * source.width / shape.width),
-        feed_forward=_padded(source.feed_forward, shape.feed_forward),
+        feed_forward=_pad(source.feed_forward, shape.feed_forward),
         queries=_within_heads(heads, rotary, source.head_size),
         keys=_within_heads(kv_heads, rotary, source.head_size),
         values=_within_heads(kv_heads, plain, source.head_size),
@@ -114,8 +114,8 @@ def place_heads(source: LlamaShape, shape: LlamaShape) -> tuple[Indices, Indices
     for which all kv heads it touches are copies of its own. Runs begin where the blocks of K-quants do if there is room
     for that, because a row of attn_output then keeps its blocks.
     """
-    by_block = _runs(source, shape, max(1, MULTIPLE // source.head_size))
-    starts = _runs(source, shape, 1) if by_block is None else by_block
+    by_block = _find_runs(source, shape, max(1, MULTIPLE // source.head_size))
+    starts = _find_runs(source, shape, 1) if by_block is None else by_block
     assert starts is not None, "the shape was checked to hold the source"
     heads = np.full(shape.heads, NOTHING, np.int64)
     kv_heads = np.full(shape.kv_heads, NOTHING, np.int64)
@@ -126,7 +126,7 @@ def place_heads(source: LlamaShape, shape: LlamaShape) -> tuple[Indices, Indices
     return heads, kv_heads
 
 
-def _runs(source: LlamaShape, shape: LlamaShape, alignment: int) -> list[int] | None:
+def _find_runs(source: LlamaShape, shape: LlamaShape, alignment: int) -> list[int] | None:
     """Return the head that each of the source's groups starts at, or ``None`` if they do not fit."""
     starts: list[int] = []
     next_free = 0  # the first head whose kv head is not taken
@@ -160,7 +160,7 @@ def place_layers(source_layers: int, layers: int) -> list[int]:
     return placed
 
 
-def _padded(used: int, length: int) -> Indices:
+def _pad(used: int, length: int) -> Indices:
     indices = np.full(length, NOTHING, np.int64)
     indices[:used] = np.arange(used)
     return indices

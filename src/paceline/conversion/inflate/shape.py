@@ -58,7 +58,7 @@ _BITS: Final = {
 """Bits per weight, the blocks' scales included."""
 
 
-def file_type_named(name: str) -> str:
+def find_file_type(name: str) -> str:
     """Return the name of a file type as :data:`FILE_TYPES` has it, whatever its case.
 
     Raises:
@@ -83,13 +83,13 @@ def matrix_type(name: str, num_layers: int, mix: FileType) -> str:
     return mix.sensitive if sensitive else mix.base
 
 
-def estimated_bytes(shape: LlamaShape, file_type: str) -> int:
+def estimate_bytes(shape: LlamaShape, file_type: str) -> int:
     """Return about how large a GGUF file of this shape is, within a few per cent.
 
     Raises:
         InputError: the file type is none of :data:`FILE_TYPES`.
     """
-    mix = FILE_TYPES[file_type_named(file_type)]
+    mix = FILE_TYPES[find_file_type(file_type)]
     num_bits = 0.0
     for name, dimensions in shape.tensors().items():
         kind = "F32" if len(dimensions) == 1 else matrix_type(name, shape.layers, mix)
@@ -108,7 +108,7 @@ def check_shape(shape: LlamaShape) -> None:
         value = getattr(shape, name)
         most = _MAX_LAYERS if name == "layers" else _MAX
         if not 1 <= value <= most:
-            raise InputError(f"{_called(name)} {value} is out of range: the least is 1, the most {most}")
+            raise InputError(f"{_spell_dimension(name)} {value} is out of range: the least is 1, the most {most}")
     if shape.head_size % 2:
         raise InputError(
             f"head size {shape.head_size} is odd: rotary embeddings turn pairs, take {shape.head_size + 1}"
@@ -138,7 +138,9 @@ def check_holds(shape: LlamaShape, source: LlamaShape) -> None:
     for name in ("layers", "width", "feed_forward", "vocab_size"):
         smaller, larger = getattr(shape, name), getattr(source, name)
         if smaller < larger:
-            raise InputError(f"{_called(name)} {smaller} is less than the source's {larger}: take at least {larger}")
+            raise InputError(
+                f"{_spell_dimension(name)} {smaller} is less than the source's {larger}: take at least {larger}"
+            )
     if shape.head_size % source.head_size:
         raise InputError(
             f"head size {shape.head_size} is no multiple of the source's {source.head_size}, so the rotary "
@@ -210,7 +212,7 @@ def preset_shape(name: str, source: LlamaShape, vocab_size: int | None = None) -
     )
 
 
-def fitted_shape(source: LlamaShape, shape: LlamaShape | str, vocab_size: int | None = None) -> LlamaShape:
+def fit_shape(source: LlamaShape, shape: LlamaShape | str, vocab_size: int | None = None) -> LlamaShape:
     """Return the shape that a source is inflated to, checked to be possible.
 
     Args:
@@ -238,5 +240,5 @@ def first_free_block(width: int) -> int:
     return -(-width // MULTIPLE) * MULTIPLE
 
 
-def _called(name: str) -> str:
+def _spell_dimension(name: str) -> str:
     return {"feed_forward": "feed-forward", "vocab_size": "vocabulary"}.get(name, name.replace("_", " "))

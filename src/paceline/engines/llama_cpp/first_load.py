@@ -34,10 +34,10 @@ import llama_cpp.llama_cpp as api
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import first_load_program
 from paceline.engines.memory import available_memory
-from paceline.models.cache import models_folder
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_checks import check_tokens
 from paceline.models.gguf_model import GgufModel
+from paceline.models.registry import models_folder
 from paceline.terminal_text import printable
 
 _MAX_CPU_S: Final = 60

@@ -32,7 +32,7 @@ from paceline.engines.torch_hf.masks import AttentionPattern
 from paceline.engines.torch_hf.pool import PoolCache
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.engines.warming import warm_up
-from paceline.models.files import damaged_entries
+from paceline.models.files import explain_damaged_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,7 +86,7 @@ class TorchHFEngine:
         loaded = loaded_model(config)
         if config.threads is None and loaded.model.device.type == "cpu":
             self._spare_cores = SpareCores(min(own_threads, usable_cores()), cores())
-        with damaged_entries(Path(config.path)):
+        with explain_damaged_entries(Path(config.path)):
             self._start(
                 loaded,
                 context_length=config.context_length,

@@ -17,9 +17,9 @@ from transformers.utils import logging as transformers_logging
 from paceline.core.errors import CapabilityError, EngineError, ModelFileError
 from paceline.core.extras import missing
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
-from paceline.models.files import damaged_entries
+from paceline.models.files import explain_damaged_entries
 from paceline.models.gguf_model import read_gguf_model
-from paceline.models.hub.local import shown_name
+from paceline.models.hub.local_cache import display_name
 from paceline.models.weight_files import check_model_folder, weight_files
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def loaded_model(settings: TorchHFConfig) -> LoadedModel:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         raise CapabilityError(f"device {settings.device!r} cannot be used: {one_line(error)}") from error
     return LoadedModel(
-        model, tokenizer, shown_name(path), _gguf_end_ids(path) if "gguf_file" in source else frozenset()
+        model, tokenizer, display_name(path), _gguf_end_ids(path) if "gguf_file" in source else frozenset()
     )
 
 
@@ -89,7 +89,7 @@ def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:
     with contextlib.nullcontext() if settings.verbose else _quiet(), _file_errors(Path(settings.path)):
         config = transformers.AutoConfig.from_pretrained(**source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
-    with damaged_entries(Path(settings.path)):
+    with explain_damaged_entries(Path(settings.path)):
         return TokenizerVocabulary(tokenizer, size=len(tokenizer))
 
 

@@ -2,9 +2,10 @@
 
 ::
 
-    -hf user/repo:Q8_0 ──asked──> HubModel ──fetch──> one look at the hub ──choice──> files ──transfer──> cache ──> path
-                                     └── offline ──local──> what lies in the cache ──choice──> path
+    -hf user/repo:Q8_0 ──reference──> HubModel ──fetch──> one look at the hub ──choice──> files ──transfer──> cache ──>
+    path
+                                       └── offline ──local_cache──> what lies in the cache ──choice──> path
 
-The cache is that of ``huggingface_hub``, which other programs share. ``local`` reads it without that library, so that
-names are listed and models start without its import.
+The cache is that of ``huggingface_hub``, which other programs share. ``local_cache`` reads it without that library, so
+that names are listed and models start without its import.
 """

@@ -17,7 +17,7 @@ from typing import Final
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.gguf_model import part_paths
-from paceline.models.hub.asked import SAFETENSORS, HubModel
+from paceline.models.hub.reference import SAFETENSORS, HubModel
 from paceline.models.weight_files import INDEX, SINGLE
 
 _USUAL_QUANTS: Final = ("Q4_K_M", "Q8_0")
@@ -36,7 +36,7 @@ _MAX_NAMED: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenFiles:
     """The files that make up a model.
 
     Attributes:
@@ -48,7 +48,7 @@ class Chosen:
     is_folder: bool
 
 
-def choose(asked: HubModel, paths: Iterable[str]) -> Chosen:
+def choose_files(reference: HubModel, paths: Iterable[str]) -> ChosenFiles:
     """Return the files of a repository that are the model asked for.
 
     Args:
@@ -61,25 +61,25 @@ def choose(asked: HubModel, paths: Iterable[str]) -> Chosen:
     """
     there_are = sorted(paths)
     models = gguf_models(there_are)
-    if asked.file is not None:
-        return _with_parts(asked, _named_file(asked, there_are), there_are)
-    if asked.quant.lower() == SAFETENSORS or not (models or asked.quant):
-        return Chosen(_folder_files(asked, there_are), True)
-    found = _matching(asked, models)
+    if reference.file is not None:
+        return _add_parts(reference, _find_named_file(reference, there_are), there_are)
+    if reference.quant.lower() == SAFETENSORS or not (models or reference.quant):
+        return ChosenFiles(_folder_files(reference, there_are), True)
+    found = _match_quant(reference, models)
     if not found:
-        raise InputError(_no_such_quant(asked, models, there_are))
+        raise InputError(_explain_no_such_quant(reference, models, there_are))
     if len(found) > 1:
         raise InputError(
-            f"{asked} is the name of {len(found)} files, {_listed(found)}: name one of them (`file`), or by more "
-            "of its name instead of the quant"
+            f"{reference} is the name of {len(found)} files, {_list_names(found)}: name one of them (`file`), or by "
+            "more of its name instead of the quant"
         )
-    return _with_parts(asked, found[0], there_are)
+    return _add_parts(reference, found[0], there_are)
 
 
-def is_ambiguous(asked: HubModel, paths: Iterable[str]) -> bool:
+def is_ambiguous(reference: HubModel, paths: Iterable[str]) -> bool:
     """Return whether several of the files of a repository are what is asked for."""
-    named_otherwise = asked.file is not None or asked.quant.lower() == SAFETENSORS
-    return not named_otherwise and len(_matching(asked, gguf_models(paths))) > 1
+    named_otherwise = reference.file is not None or reference.quant.lower() == SAFETENSORS
+    return not named_otherwise and len(_match_quant(reference, gguf_models(paths))) > 1
 
 
 def gguf_models(paths: Iterable[str]) -> list[str]:
@@ -99,63 +99,64 @@ def model_parts(path: str) -> tuple[str, ...]:
     return tuple(f"{folder}{slash}{part.name}" for part in part_paths(Path(name)))
 
 
-def quant_of(path: str) -> str:
+def parse_quant(path: str) -> str:
     """Return what the name of a GGUF file ends in, such as ``Q8_0``; empty where that is nothing."""
     stem = PurePosixPath(path).stem
     found = _TAG.search(re.sub(r"-\d{5}-of-\d{5}$", "", stem))
     return "" if found is None else found["tag"].upper()
 
 
-def _matching(asked: HubModel, models: Sequence[str]) -> list[str]:
+def _match_quant(reference: HubModel, models: Sequence[str]) -> list[str]:
     """Return the models that a quant, or its absence, stands for: one, none, or several that it does not tell apart."""
     # What may be an adapter is one where there is a model beside it.
     for among in ([path for path in models if not _MAYBE_ADAPTERS.search(PurePosixPath(path).stem)], models):
-        for quant in (asked.quant,) if asked.quant else _USUAL_QUANTS:
-            if found := _having(quant, among):
+        for quant in (reference.quant,) if reference.quant else _USUAL_QUANTS:
+            if found := _filter_by_quant(quant, among):
                 return found
-        if among and not asked.quant:
+        if among and not reference.quant:
             return list(among[:1])
     return []
 
 
-def _having(quant: str, models: Sequence[str]) -> list[str]:
+def _filter_by_quant(quant: str, models: Sequence[str]) -> list[str]:
     pattern = re.compile(re.escape(quant) + "[.-]", re.IGNORECASE)
     found = [path for path in models if pattern.search(path)]
-    exact = [path for path in found if quant_of(path) == quant.upper()]
+    exact = [path for path in found if parse_quant(path) == quant.upper()]
     return exact if len(found) > 1 and exact else found
 
 
-def _named_file(asked: HubModel, paths: Sequence[str]) -> str:
-    assert asked.file is not None
-    if asked.file in paths and asked.file.lower().endswith(".gguf"):
-        return model_parts(asked.file)[0]
+def _find_named_file(reference: HubModel, paths: Sequence[str]) -> str:
+    assert reference.file is not None
+    if reference.file in paths and reference.file.lower().endswith(".gguf"):
+        return model_parts(reference.file)[0]
     there_are = [path for path in paths if path.lower().endswith(".gguf")]
-    choice = f"it has {_listed(there_are)}" if there_are else "it has none"
-    raise InputError(f"{asked.repo} has no GGUF file {asked.file} (`file`): {choice}")
+    choice = f"it has {_list_names(there_are)}" if there_are else "it has none"
+    raise InputError(f"{reference.repo} has no GGUF file {reference.file} (`file`): {choice}")
 
 
-def _with_parts(asked: HubModel, first: str, paths: Sequence[str]) -> Chosen:
+def _add_parts(reference: HubModel, first: str, paths: Sequence[str]) -> ChosenFiles:
     parts = model_parts(first)
     missing = [part for part in parts if part not in paths]
     if missing:
         raise ModelFileError(
-            f"{asked.repo} lacks {missing[0]}, a part of a model of {len(parts)} parts: choose another quant"
+            f"{reference.repo} lacks {missing[0]}, a part of a model of {len(parts)} parts: choose another quant"
         )
-    return Chosen(parts, False)
+    return ChosenFiles(parts, False)
 
 
-def _folder_files(asked: HubModel, paths: Sequence[str]) -> tuple[str, ...]:
+def _folder_files(reference: HubModel, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the files that a Hugging Face model is loaded from, weights last: what lies elsewhere is other formats."""
     root = [path for path in paths if "/" not in path]
     weights = [SINGLE] if SINGLE in root else [path for path in root if _SHARD.fullmatch(path)] if INDEX in root else []
     if not weights or "config.json" not in root:
         if "adapter_config.json" in root:
             raise ModelFileError(
-                f"{asked.repo} is a LoRA adapter, which changes a model: merge it into that model and give the result"
+                f"{reference.repo} is a LoRA adapter, which changes a model: merge it into that model and give the "
+                "result"
             )
         raise ModelFileError(
-            f"{asked.repo} has no {'safetensors' if asked.quant else 'GGUF file and no safetensors'} model that "
-            "generates text: choose another repository"
+            f"{reference.repo} has no {'safetensors' if reference.quant else 'GGUF file and no safetensors'} model "
+            "that generates text: choose another repository"
         )
     others = [path for path in root if path != INDEX and any(fnmatchcase(path, kind) for kind in _FOLDER_FILES)]
     templates = [path for path in paths if path.startswith(f"{_TEMPLATES}/") and path.count("/") == 1]
@@ -163,17 +164,20 @@ def _folder_files(asked: HubModel, paths: Sequence[str]) -> tuple[str, ...]:
     return (*others, *templates, *index, *weights)
 
 
-def _no_such_quant(asked: HubModel, models: Sequence[str], paths: Sequence[str]) -> str:
-    quants = sorted({quant for quant in map(quant_of, models) if quant})
+def _explain_no_such_quant(reference: HubModel, models: Sequence[str], paths: Sequence[str]) -> str:
+    quants = sorted({quant for quant in map(parse_quant, models) if quant})
     if quants:
-        return f"{asked.repo} has no {asked.quant}: choose from {', '.join(quants)}"
+        return f"{reference.repo} has no {reference.quant}: choose from {', '.join(quants)}"
     if models:
-        return f"{asked.repo} has no {asked.quant}: its files name no quants, so choose one (`file`): {_listed(models)}"
+        return (
+            f"{reference.repo} has no {reference.quant}: its files name no quants, so choose one (`file`): "
+            f"{_list_names(models)}"
+        )
     has_folder = "config.json" in paths and (SINGLE in paths or INDEX in paths)
-    way_out = f"leave out :{asked.quant} for its safetensors" if has_folder else "choose another repository"
-    return f"{asked.repo} has no GGUF file, of {asked.quant} or otherwise: {way_out}"
+    way_out = f"leave out :{reference.quant} for its safetensors" if has_folder else "choose another repository"
+    return f"{reference.repo} has no GGUF file, of {reference.quant} or otherwise: {way_out}"
 
 
-def _listed(paths: Sequence[str]) -> str:
+def _list_names(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
     return ", ".join(paths[:_MAX_NAMED]) + more

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from paceline import __version__
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
-from paceline.models.hub.asked import HubModel, endpoint
-from paceline.models.hub.choice import Chosen, choose
-from paceline.models.hub.local import find_cached, has_same_content, hub_folder, is_offline, repo_folder, snapshots
+from paceline.models.hub.choice import ChosenFiles, choose_files
+from paceline.models.hub.local_cache import (
+    find_cached,
+    find_snapshots,
+    has_same_content,
+    hub_folder,
+    is_offline,
+    repo_folder,
+)
+from paceline.models.hub.reference import HubModel, endpoint
 from paceline.output import whole_file
 from paceline.sizes import size_text
 
@@ -74,21 +81,21 @@ def from_hub(
     elif (file, token, offline) != (None, None, False):
         raise InputError(f"file, token and offline are for models given as text: {model} has its own")
     if model.offline or is_offline():
-        return _cached(model)
+        return _find_cached(model)
     try:
         cached = find_cached(model)
     except InputError:
         cached = None  # the hub may have what the cache does not tell
-    with _errors_alone_logged():
-        return _fetched(model, cached, report or (lambda name, done, total: None))
+    with _log_errors_only():
+        return _fetch(model, cached, report or (lambda name, done, total: None))
 
 
-def _cached(asked: HubModel) -> Path:
-    cached = find_cached(asked)
+def _find_cached(reference: HubModel) -> Path:
+    cached = find_cached(reference)
     if cached is None:
-        from paceline.models.hub.faults import not_cached
+        from paceline.models.hub.errors import not_cached_fault
 
-        raise not_cached(asked).error()
+        raise not_cached_fault(reference).error()
     return cached
 
 
@@ -105,24 +112,24 @@ class _Listing:
     files: dict[str, RemoteFile]
 
 
-def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
+def _fetch(reference: HubModel, cached: Path | None, report: FetchReport) -> Path:
     address = endpoint()
-    from paceline.models.hub.faults import ERRORS, fault_of
+    from paceline.models.hub.errors import ERRORS, explain_error
 
     try:
-        listing = _look(asked, address, _FIRST_LOOK_S if cached is None else _LOOK_S)
+        listing = _list_repo(reference, address, _FIRST_LOOK_S if cached is None else _LOOK_S)
     except ERRORS as error:
-        fault = fault_of(error, asked)
+        fault = explain_error(error, reference)
         if cached is None:
             raise fault.error() from None
         warnings.warn(
-            f"{fault.why}: {asked} is used as it lies in the cache, without a look for a newer one",
+            f"{fault.why}: {reference} is used as it lies in the cache, without a look for a newer one",
             ModelWarning,
             stacklevel=3,
         )
         return cached
-    chosen = choose(asked, listing.files)
-    for number, snapshot in enumerate(snapshots(asked.repo)):
+    chosen = choose_files(reference, listing.files)
+    for number, snapshot in enumerate(find_snapshots(reference.repo)):
         if _is_there(snapshot, chosen, listing):
             if number:
                 # An author took a change back, and a start without a network is to have the same as this one.
@@ -130,21 +137,21 @@ def _fetched(asked: HubModel, cached: Path | None, report: FetchReport) -> Path:
                     _make_latest(snapshot)
             return _path(snapshot, chosen)
     files = [listing.files[path] for path in chosen.paths]
-    snapshot = repo_folder(asked.repo) / "snapshots" / listing.commit
+    snapshot = repo_folder(reference.repo) / "snapshots" / listing.commit
     try:
-        _fetch_blobs(asked, files, snapshot, report)
+        _fetch_blobs(reference, files, snapshot, report)
         _name_blobs(snapshot, files)
         return _path(snapshot, chosen)
     except InputError:
         raise
     except ERRORS as error:
-        fault = fault_of(error, asked)
+        fault = explain_error(error, reference)
         if cached is not None:
             fault = replace(fault, way_out=f"{fault.way_out}; the older one in the cache is used with `offline=True`")
         raise fault.error() from None
 
 
-def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:
+def _list_repo(reference: HubModel, address: str, timeout_s: float) -> _Listing:
     """Ask the hub, once, what a repository has.
 
     Raises:
@@ -154,9 +161,9 @@ def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:
 
     from paceline.models.hub.transfer import RemoteFile
 
-    api = HfApi(endpoint=address, token=asked.token, library_name="paceline", library_version=__version__)
+    api = HfApi(endpoint=address, token=reference.token, library_name="paceline", library_version=__version__)
     try:
-        info = api.model_info(asked.repo, revision="main", files_metadata=True, timeout=timeout_s)
+        info = api.model_info(reference.repo, revision="main", files_metadata=True, timeout=timeout_s)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its answer lacks {error}") from None
     commit = info.sha or ""
@@ -171,30 +178,30 @@ def _look(asked: HubModel, address: str, timeout_s: float) -> _Listing:
             raise ValueError(f"{path} has size {size} and digest {digest!r}")
         if PureWindowsPath(path).anchor or ".." in PureWindowsPath(path).parts:
             raise ValueError(f"{path!r} leads out of the repository")
-        url = hf_hub_url(asked.repo, path, revision=commit, endpoint=address)
+        url = hf_hub_url(reference.repo, path, revision=commit, endpoint=address)
         files[path] = RemoteFile(path, url, size, digest)
     return _Listing(commit, files)
 
 
-def _fetch_blobs(asked: HubModel, files: list[RemoteFile], snapshot: Path, report: FetchReport) -> None:
+def _fetch_blobs(reference: HubModel, files: list[RemoteFile], snapshot: Path, report: FetchReport) -> None:
     from huggingface_hub.utils import build_hf_headers
 
-    from paceline.models.hub.transfer import fetch_blob, num_fetched
+    from paceline.models.hub.transfer import count_fetched, fetch_blob
 
-    folder = repo_folder(asked.repo)
+    folder = repo_folder(reference.repo)
     blobs, locks = folder / "blobs", hub_folder() / ".locks" / folder.name
-    nameless = [file for file in files if not (_has_name(snapshot, file) or _took_over(asked, snapshot, file))]
-    there = {file.path: file.num_bytes for file in files} | {file.path: num_fetched(blobs, file) for file in nameless}
+    nameless = [file for file in files if not (_has_name(snapshot, file) or _adopt_file(reference, snapshot, file))]
+    there = {file.path: file.num_bytes for file in files} | {file.path: count_fetched(blobs, file) for file in nameless}
     total = sum(file.num_bytes for file in files)
     missing = [file for file in nameless if not (blobs / file.digest).is_file()]
     for file in missing:
         if file.num_bytes > _MAX_BYTES:
             raise ModelFileError(
                 f"{file.path} has {size_text(file.num_bytes)}, and by HTTP the hub gives {size_text(_MAX_BYTES)} at "
-                f"most: fetch it with hf download {asked.repo} {file.path}, and start again"
+                f"most: fetch it with hf download {reference.repo} {file.path}, and start again"
             )
-    _check_room(asked, total - sum(there.values()))
-    headers = build_hf_headers(token=asked.token, library_name="paceline", library_version=__version__)
+    _check_room(reference, total - sum(there.values()))
+    headers = build_hf_headers(token=reference.token, library_name="paceline", library_version=__version__)
     for file in missing:
 
         def heard(what: str, num_bytes: int, path: str = file.path) -> None:
@@ -204,7 +211,7 @@ def _fetch_blobs(asked: HubModel, files: list[RemoteFile], snapshot: Path, repor
         fetch_blob(blobs, locks / f"{file.digest}.lock", file, headers, report=heard)
 
 
-def _check_room(asked: HubModel, needed_bytes: int) -> None:
+def _check_room(reference: HubModel, needed_bytes: int) -> None:
     place = hub_folder().absolute()
     # None of them is there where Windows has no such drive; writing says so.
     there = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
@@ -213,12 +220,12 @@ def _check_room(asked: HubModel, needed_bytes: int) -> None:
     disk = shutil.disk_usage(there)
     if needed_bytes > disk.free and disk.total:  # what keeps no files has no size, and says so when it is written
         raise ModelFileError(
-            f"{asked} needs {size_text(needed_bytes)} more, and {size_text(disk.free)} are free for the hub's cache "
-            f"{hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
+            f"{reference} needs {size_text(needed_bytes)} more, and {size_text(disk.free)} are free for the hub's "
+            f"cache {hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
         )
 
 
-def _is_there(snapshot: Path, chosen: Chosen, listing: _Listing) -> bool:
+def _is_there(snapshot: Path, chosen: ChosenFiles, listing: _Listing) -> bool:
     """Return whether a cached revision has a model as the hub has it now."""
     files = [listing.files[path] for path in chosen.paths]
     if has_same_content(snapshot, chosen, {file.path: file.digest for file in files}):
@@ -233,14 +240,14 @@ def _has_name(snapshot: Path, file: RemoteFile) -> bool:
     return named.is_file() and named.stat().st_size == file.num_bytes
 
 
-def _took_over(asked: HubModel, snapshot: Path, file: RemoteFile) -> bool:
+def _adopt_file(reference: HubModel, snapshot: Path, file: RemoteFile) -> bool:
     """Give a revision a file that another one has, where there are no links that say so; return whether one has it."""
-    from paceline.models.hub.transfer import is_content_of
+    from paceline.models.hub.transfer import has_content
 
     named = snapshot / file.path
-    for other in snapshots(asked.repo):
+    for other in find_snapshots(reference.repo):
         there = other / file.path
-        if other == snapshot or there.is_symlink() or not there.is_file() or not is_content_of(there, file):
+        if other == snapshot or there.is_symlink() or not there.is_file() or not has_content(there, file):
             continue
         named.parent.mkdir(parents=True, exist_ok=True)
         named.unlink(missing_ok=True)
@@ -296,12 +303,12 @@ def _make_latest(snapshot: Path) -> None:
         partial.write_text(snapshot.name, encoding="ascii")
 
 
-def _path(snapshot: Path, chosen: Chosen) -> Path:
+def _path(snapshot: Path, chosen: ChosenFiles) -> Path:
     return snapshot if chosen.is_folder else snapshot / chosen.paths[0]
 
 
 @contextmanager
-def _errors_alone_logged() -> Iterator[None]:
+def _log_errors_only() -> Iterator[None]:
     """Keep ``huggingface_hub`` from printing what is said here in one line, or not at all."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level

@@ -13,7 +13,7 @@ from huggingface_hub.utils import DeleteCacheStrategy
 
 from paceline.core.errors import InputError
 from paceline.models.hub.choice import model_parts
-from paceline.models.hub.local import hub_folder
+from paceline.models.hub.local_cache import hub_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Removal:
                 raise InputError(f"{path} cannot be removed: look at its permissions and at those of its folder")
 
 
-def removal(path: Path) -> Removal:
+def plan_removal(path: Path) -> Removal:
     """Return what it takes to remove a model from the cache, from all revisions that have it.
 
     Args:

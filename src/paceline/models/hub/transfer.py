@@ -21,8 +21,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, hf_raise_for_status
 
 from paceline.core.errors import ModelFileError
-from paceline.models.hub.asked import without_credentials
-from paceline.models.hub.faults import HTTP_ERROR
+from paceline.models.hub.errors import HTTP_ERROR
+from paceline.models.hub.reference import without_credentials
 
 _READ_BYTES: Final = 1 << 20
 
@@ -55,7 +55,7 @@ def partial_path(blobs: Path, file: RemoteFile) -> Path:
     return blobs / f"{file.digest}.incomplete"
 
 
-def num_fetched(blobs: Path, file: RemoteFile) -> int:
+def count_fetched(blobs: Path, file: RemoteFile) -> int:
     """Return how many bytes of a file need not be fetched."""
     if (blobs / file.digest).is_file():
         return file.num_bytes
@@ -63,7 +63,7 @@ def num_fetched(blobs: Path, file: RemoteFile) -> int:
     return min(partial.stat().st_size, file.num_bytes) if partial.is_file() else 0
 
 
-def is_content_of(path: Path, file: RemoteFile) -> bool:
+def has_content(path: Path, file: RemoteFile) -> bool:
     """Return whether a file here has the content of one at the hub; all of it is read where the sizes are the same."""
     if path.stat().st_size != file.num_bytes:
         return False
@@ -94,7 +94,9 @@ def fetch_blob(
     blobs.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
     blob, partial = blobs / file.digest, partial_path(blobs, file)
-    with _locked(lock, lambda: report(f"waiting for another process to fetch {file.path}", num_fetched(blobs, file))):
+    with _hold_lock(
+        lock, lambda: report(f"waiting for another process to fetch {file.path}", count_fetched(blobs, file))
+    ):
         if blob.is_file():
             return
         try:
@@ -104,7 +106,7 @@ def fetch_blob(
                     _receive_with_retries(content, file, headers, lambda: report(file.path, content.num_bytes))
                 os.fsync(out.fileno())
         except BaseException:
-            if not num_fetched(blobs, file):
+            if not count_fetched(blobs, file):
                 partial.unlink(missing_ok=True)
             raise
         if content.digest() != file.digest:
@@ -202,7 +204,7 @@ def _receive(content: _Content, file: RemoteFile, headers: dict[str, str], repor
 
 
 @contextmanager
-def _locked(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def _hold_lock(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(WeakFileLock(lock, timeout=_SOON_S))

@@ -21,8 +21,8 @@ from paceline.core.did_you_mean import nearest
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import is_later_part, model_name, part_paths
-from paceline.models.hub.asked import HubModel
-from paceline.models.hub.local import cached_models, find_cached
+from paceline.models.hub.local_cache import find_cached, list_cached
+from paceline.models.hub.reference import HubModel
 
 _NEAR: Final = 0.6
 """Share of its characters by which a model's name is near another: less than for options, as who leaves out what a
@@ -95,32 +95,32 @@ def named_models() -> list[NamedModel]:
     Raises:
         ModelFileError: the folder of models, or that of drafts, cannot be listed.
     """
-    models = _own_models()
+    models = _list_cached()
     taken = {model.name for model in models}
-    return [*models, *(model for model in _models_of_hub() if model.name not in taken)]
+    return [*models, *(model for model in _list_hub_models() if model.name not in taken)]
 
 
-def _own_models() -> list[NamedModel]:
+def _list_cached() -> list[NamedModel]:
     models = [NamedModel("target", embedded_target(), True), NamedModel("draft", embedded_draft(), True)]
     taken = {model.name for model in models}
-    for path in _cached_paths(models_folder()):
+    for path in _iter_cached_paths(models_folder()):
         # Of two models with one name, such as a file and a folder, the later one keeps its ending.
         name = path.stem if path.is_file() and path.stem not in taken else path.name
         name = f"{name}/" if name in taken else name
         taken.add(name)
         models.append(NamedModel(name, path, False))
-    for path in _cached_paths(drafts_folder()):
+    for path in _iter_cached_paths(drafts_folder()):
         if path.is_file():
             name = path.name if path.stem in taken else path.stem
             models.append(NamedModel(name, path, False, own_draft=True))
     return models
 
 
-def _models_of_hub() -> list[NamedModel]:
-    return [NamedModel(model.name, model.path, False, True) for model in cached_models()]
+def _list_hub_models() -> list[NamedModel]:
+    return [NamedModel(model.name, model.path, False, True) for model in list_cached()]
 
 
-def resolve(model: str | Path) -> Path:
+def resolve_model(model: str | Path) -> Path:
     """Return the path of a model given by path or by name.
 
     A path wins where a model lies at it. A folder that holds none, such as a build's ``target``, does not hide a name.
@@ -144,13 +144,13 @@ def resolve(model: str | Path) -> Path:
             return path  # what opens it knows best what is wrong with it
     except OSError as error:
         raise ModelFileError(f"{model} cannot be read: {error.strerror or error}") from None
-    asked = _as_hub_model(str(model))
+    asked = _find_hub_model(str(model))
     if asked is not None and (cached := find_cached(asked)) is not None:
         return cached
     is_named_by_path = os.sep in str(model) or path.suffix == ".gguf"
     what = f"there is no file {model}" if is_named_by_path else f"there is no file or model {model}"
     names = [known.name for known in named_models() if not known.own_draft]
-    near = _near_path(path) or nearest(str(model), names, cutoff=_NEAR)
+    near = _suggest_path(path) or nearest(str(model), names, cutoff=_NEAR)
     if near is not None:
         way_out = f"did you mean {near}?"
     else:
@@ -160,7 +160,7 @@ def resolve(model: str | Path) -> Path:
     raise ModelFileError(f"{what}: {way_out} paceline models lists the names that there are")
 
 
-def _near_path(path: Path) -> str | None:
+def _suggest_path(path: Path) -> str | None:
     """Return the path of the model in a file's folder whose name is spelled most like the file's, if one is near."""
     with contextlib.suppress(OSError):
         there_are = {
@@ -173,7 +173,7 @@ def _near_path(path: Path) -> str | None:
     return None
 
 
-def _as_hub_model(name: str) -> HubModel | None:
+def _find_hub_model(name: str) -> HubModel | None:
     with contextlib.suppress(InputError):
         return HubModel.parse(name)
     return None
@@ -189,12 +189,12 @@ def remove(name: str) -> Path:
     Raises:
         InputError: the model is an embedded one, no cached model has this name, or the system does not let it go.
     """
-    model = removable(name)
+    model = find_removable(name)
     path = model.path
     if model.of_hub:
-        from paceline.models.hub.removal import removal
+        from paceline.models.hub.removal import plan_removal
 
-        removal(path).execute()
+        plan_removal(path).execute()
         return path
     try:
         if path.is_dir() and not path.is_symlink():
@@ -209,7 +209,7 @@ def remove(name: str) -> Path:
     return path
 
 
-def removable(name: str) -> NamedModel:
+def find_removable(name: str) -> NamedModel:
     """Return the cached model of this name. Raises as :func:`remove` does."""
     model = _find(name)
     if model is None:
@@ -233,7 +233,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def _find(name: str) -> NamedModel | None:
     # The hub's cache may be large, and is looked through last.
-    for models in (_own_models, _models_of_hub):
+    for models in (_list_cached, _list_hub_models):
         there_are = models()
         by_file = (model for model in there_are if not (model.embedded or model.of_hub) and model.path.name == name)
         found = next((model for model in there_are if model.name == name), None) or next(by_file, None)
@@ -242,7 +242,7 @@ def _find(name: str) -> NamedModel | None:
     return None
 
 
-def _cached_paths(folder: Path) -> Iterator[Path]:
+def _iter_cached_paths(folder: Path) -> Iterator[Path]:
     """Yield GGUF files, of a split model the first part, and folders in a folder of the cache.
 
     Hidden ones are being written or deleted.

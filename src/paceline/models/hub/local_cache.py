@@ -20,8 +20,8 @@ from typing import Final
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.files import read_json
-from paceline.models.hub.asked import SAFETENSORS, HubModel
-from paceline.models.hub.choice import Chosen, choose, gguf_models, is_ambiguous, model_parts, quant_of
+from paceline.models.hub.choice import ChosenFiles, choose_files, gguf_models, is_ambiguous, model_parts, parse_quant
+from paceline.models.hub.reference import SAFETENSORS, HubModel
 from paceline.models.weight_files import weight_files
 
 _PREFIX: Final = "models--"
@@ -64,21 +64,21 @@ def repo_folder(repo: str) -> Path:
     return hub_folder() / (_PREFIX + repo.replace("/", "--"))
 
 
-def find_cached(asked: HubModel) -> Path | None:
+def find_cached(reference: HubModel) -> Path | None:
     """Return the path of a model if the cache has all of it, of the newest revision that was fetched.
 
     Raises:
         InputError: several cached files have the quant.
         ModelFileError: the cache cannot be read.
     """
-    for snapshot in snapshots(asked.repo):
-        paths = _whole_files(snapshot)
+    for snapshot in find_snapshots(reference.repo):
+        paths = _list_whole_files(snapshot)
         if not paths:
             continue
         try:
-            chosen = choose(asked, paths)
+            chosen = choose_files(reference, paths)
         except InputError:
-            if is_ambiguous(asked, paths):
+            if is_ambiguous(reference, paths):
                 raise
             continue
         if not chosen.is_folder:
@@ -88,16 +88,16 @@ def find_cached(asked: HubModel) -> Path | None:
     return None
 
 
-def snapshots(repo: str) -> list[Path]:
+def find_snapshots(repo: str) -> list[Path]:
     """Return the cached revisions of a repository: the one that was fetched last, then the newest.
 
     Raises:
         ModelFileError: the cache cannot be read.
     """
-    return _snapshots(repo_folder(repo))
+    return _list_snapshots(repo_folder(repo))
 
 
-def cached_models() -> list[CachedModel]:
+def list_cached() -> list[CachedModel]:
     """Return the models in the cache that are whole, by name; of several revisions the newest.
 
     The cache is other programs' too. What of it cannot be read has no names, and is in nobody's way.
@@ -107,13 +107,13 @@ def cached_models() -> list[CachedModel]:
         for path in sorted(hub_folder().glob(f"{_PREFIX}*")):
             repo = path.name.removeprefix(_PREFIX).replace("--", "/", 1)
             with contextlib.suppress(OSError, ModelFileError):
-                for snapshot in _snapshots(path):
-                    for model in _models_of(repo, snapshot):
+                for snapshot in _list_snapshots(path):
+                    for model in _list_models(repo, snapshot):
                         models.setdefault(model.name, model)
     return sorted(models.values(), key=lambda model: model.name)
 
 
-def shown_name(path: Path) -> str:
+def display_name(path: Path) -> str:
     """Return the name by which people know a model's file or folder: of a folder of the hub's cache, the repository."""
     repo = path.parent.parent.name
     if path.parent.name == "snapshots" and repo.startswith(_PREFIX):
@@ -121,7 +121,7 @@ def shown_name(path: Path) -> str:
     return path.name
 
 
-def has_same_content(snapshot: Path, chosen: Chosen, digests: dict[str, str]) -> bool:
+def has_same_content(snapshot: Path, chosen: ChosenFiles, digests: dict[str, str]) -> bool:
     """Return whether a cached revision has the files of a model with the content that they have at the hub.
 
     Args:
@@ -138,7 +138,7 @@ def has_same_content(snapshot: Path, chosen: Chosen, digests: dict[str, str]) ->
     )
 
 
-def _snapshots(repo: Path) -> list[Path]:
+def _list_snapshots(repo: Path) -> list[Path]:
     try:
         found = [path for path in (repo / "snapshots").iterdir() if path.is_dir()]
         reference = repo / "refs" / "main"
@@ -154,22 +154,22 @@ def _snapshots(repo: Path) -> list[Path]:
         ) from None
 
 
-def _models_of(repo: str, snapshot: Path) -> Iterator[CachedModel]:
-    paths = _whole_files(snapshot)
+def _list_models(repo: str, snapshot: Path) -> Iterator[CachedModel]:
+    paths = _list_whole_files(snapshot)
     models = gguf_models(paths)
     for path in models:
-        quant = quant_of(path)
-        by_quant = bool(quant) and _means(HubModel(repo, quant), path, paths)
+        quant = parse_quant(path)
+        by_quant = bool(quant) and _matches(HubModel(repo, quant), path, paths)
         yield CachedModel(f"{repo}:{quant}" if by_quant else f"{repo}/{path}", snapshot / path)
     if "config.json" in paths and _is_whole_folder(snapshot):
         yield CachedModel(f"{repo}:{SAFETENSORS}" if models else repo, snapshot)
 
 
-def _means(asked: HubModel, path: str, paths: list[str]) -> bool:
-    return not is_ambiguous(asked, paths) and choose(asked, paths).paths[0] == path
+def _matches(reference: HubModel, path: str, paths: list[str]) -> bool:
+    return not is_ambiguous(reference, paths) and choose_files(reference, paths).paths[0] == path
 
 
-def _whole_files(snapshot: Path) -> list[str]:
+def _list_whole_files(snapshot: Path) -> list[str]:
     """Return the files of a revision by their paths in it, but of split models those that are whole."""
     paths = sorted(
         path.relative_to(snapshot).as_posix()

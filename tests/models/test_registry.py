@@ -9,8 +9,8 @@ import pytest
 
 import paceline
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.cache import complete_model, models_folder, named_models, remove, resolve
 from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.registry import complete_model, models_folder, named_models, remove, resolve_model
 from tests.models.helpers import write_folder, write_gguf
 
 WAY_OUT = "give the path of a GGUF file or Hugging Face model folder;"
@@ -59,19 +59,19 @@ def test_cached_files_and_folders_have_names(folder: Path) -> None:
     (folder / ".hidden.gguf").write_bytes(b"")
     (folder / "notes.md").write_text("not a model")
     assert names() == ["target", "draft", "a", "b-1.5b", "c"]
-    assert resolve("b-1.5b") == folder / "b-1.5b.gguf"
-    assert resolve("b-1.5b.gguf") == folder / "b-1.5b.gguf"
-    assert resolve(Path("c")) == folder / "c"
+    assert resolve_model("b-1.5b") == folder / "b-1.5b.gguf"
+    assert resolve_model("b-1.5b.gguf") == folder / "b-1.5b.gguf"
+    assert resolve_model(Path("c")) == folder / "c"
 
 
 def test_a_path_that_is_mistyped_is_not_taken_for_a_name_of_the_hub(folder: Path) -> None:
     (folder.parent.parent / "here" / "models").mkdir()
     for path in ("elsewhere/tiny.gguf", "models/tiny"):
         with pytest.raises(ModelFileError) as raised:
-            resolve(path)
+            resolve_model(path)
         assert str(raised.value).startswith(f"there is no file {path}: give the path of a GGUF file")
     with pytest.raises(ModelFileError, match="fetch it from the hub with -hf elsewhere/tiny-GGUF, or give the path"):
-        resolve("elsewhere/tiny-GGUF")
+        resolve_model("elsewhere/tiny-GGUF")
 
 
 def test_every_model_has_a_name_of_its_own(folder: Path) -> None:
@@ -80,7 +80,7 @@ def test_every_model_has_a_name_of_its_own(folder: Path) -> None:
     write_folder(folder / "same")
     write_folder(folder / "draft")
     assert len(set(names())) == 6
-    assert {resolve(name) for name in names()} == {
+    assert {resolve_model(name) for name in names()} == {
         embedded_target(),
         embedded_draft(),
         folder / "target.gguf",
@@ -88,25 +88,25 @@ def test_every_model_has_a_name_of_its_own(folder: Path) -> None:
         folder / "same",
         folder / "draft",
     }
-    assert resolve("target") == embedded_target()
-    assert resolve("target.gguf") == folder / "target.gguf"
+    assert resolve_model("target") == embedded_target()
+    assert resolve_model("target.gguf") == folder / "target.gguf"
 
 
 def test_a_model_at_the_path_wins_over_a_name(folder: Path) -> None:
     write_gguf(folder / "mine.gguf")
     write_gguf(Path("target"))
-    assert resolve("target") == Path("target")
+    assert resolve_model("target") == Path("target")
     write_folder(Path("mine"))
-    assert resolve("mine") == Path("mine")
-    assert resolve(folder / "mine.gguf") == folder / "mine.gguf"
+    assert resolve_model("mine") == Path("mine")
+    assert resolve_model(folder / "mine.gguf") == folder / "mine.gguf"
 
 
 def test_a_folder_without_a_model_does_not_hide_a_name(folder: Path) -> None:
     Path("target").mkdir()
-    assert resolve("target") == embedded_target()
-    assert resolve("./target") == Path("target")  # what opens it says that it holds no model
+    assert resolve_model("target") == embedded_target()
+    assert resolve_model("./target") == Path("target")  # what opens it says that it holds no model
     Path("other").mkdir()
-    assert resolve("other") == Path("other")
+    assert resolve_model("other") == Path("other")
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_what_is_neither_gets_one_line_that_says_what_was_meant(folder: Path, wr
     write_folder(Path("models/folder"))
     Path("models/notes.md").write_text("no model")
     with pytest.raises(ModelFileError) as caught:
-        resolve(wrong)
+        resolve_model(wrong)
     assert str(caught.value) == f"{says} paceline models lists the names that there are"
 
 
 def test_a_name_that_no_file_can_have_gets_one_line(folder: Path) -> None:
     with pytest.raises(ModelFileError, match=r"^x{300} cannot be read: .*name too long"):
-        resolve("x" * 300)
+        resolve_model("x" * 300)
 
 
 def test_loading_takes_names_for_target_and_draft(folder: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_folder_is_gone_from_the_list_even_if_its_removal_is_interrupted(
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.models.cache.shutil.rmtree", interrupted)
+    monkeypatch.setattr("paceline.models.registry.shutil.rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         remove("b")
     assert names() == ["target", "draft"]
@@ -209,5 +209,5 @@ def test_a_cache_in_the_home_of_nobody_is_one_clear_error(monkeypatch: pytest.Mo
     monkeypatch.setenv("PACELINE_CACHE", "~no-such-user/models")
     with pytest.raises(ModelFileError, match="PACELINE_CACHE is ~no-such-user/models, and there is no home folder"):
         models_folder()
-    assert resolve(embedded_target()) == embedded_target()
+    assert resolve_model(embedded_target()) == embedded_target()
     assert complete_model("d") == []

@@ -24,7 +24,7 @@ from paceline.vocabularies.turns import END_OF_TURN
 _END_OF_MESSAGE: Final = frozenset({"<|eom_id|>"})
 
 
-def name_ends(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
+def choose_end_keys(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
     """Return the end tokens that a GGUF file has to name so that llama.cpp ends where the folder does.
 
     Args:
@@ -40,24 +40,24 @@ def name_ends(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
     Warns:
         ModelWarning: llama.cpp would end at tokens at which the folder does not.
     """
-    named = _give_keys(vocabulary, ())
-    ends = _ends_in_llama_cpp(vocabulary, named)
+    named = _assign_keys(vocabulary, ())
+    ends = _find_llama_cpp_ends(vocabulary, named)
     unknown = [token_id for token_id in vocabulary.ends if token_id not in ends]
     if unknown:
-        named = _give_keys(vocabulary, unknown)
-        ends = _ends_in_llama_cpp(vocabulary, named)
+        named = _assign_keys(vocabulary, unknown)
+        ends = _find_llama_cpp_ends(vocabulary, named)
     lost = [token_id for token_id in vocabulary.ends if token_id not in ends]
     if lost:
         raise InputError(
             f"{name} has {len(vocabulary.ends)} tokens that end an answer, and llama.cpp would not end at "
-            f"{_listed(lost, vocabulary)}: GGUF names 3, and llama.cpp knows others by their text; take it out of "
+            f"{_list_tokens(lost, vocabulary)}: GGUF names 3, and llama.cpp knows others by their text; take it out of "
             "eos_token_id in config.json and generation_config.json"
         )
     added = sorted(ends - set(vocabulary.ends))
     if added:
         warnings.warn(
-            f"llama.cpp knows {_listed(added, vocabulary)} by its text and will end an answer there, which {name} does "
-            f"not; for the same ends in both, add {', '.join(map(str, added))} to eos_token_id in its "
+            f"llama.cpp knows {_list_tokens(added, vocabulary)} by its text and will end an answer there, which "
+            f"{name} does not; for the same ends in both, add {', '.join(map(str, added))} to eos_token_id in its "
             "generation_config.json",
             ModelWarning,
             stacklevel=3,
@@ -65,7 +65,7 @@ def name_ends(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
     return named
 
 
-def _give_keys(vocabulary: TokenizerTables, unknown: Collection[int]) -> dict[str, int]:
+def _assign_keys(vocabulary: TokenizerTables, unknown: Collection[int]) -> dict[str, int]:
     """Give end tokens GGUF's keys: those llama.cpp does not know before those whose text says what they are."""
     first, *others = vocabulary.ends
     named: dict[str, int] = {}
@@ -79,7 +79,7 @@ def _give_keys(vocabulary: TokenizerTables, unknown: Collection[int]) -> dict[st
     return {"eos": first, **named}
 
 
-def _ends_in_llama_cpp(vocabulary: TokenizerTables, named: Mapping[str, int]) -> frozenset[int]:
+def _find_llama_cpp_ends(vocabulary: TokenizerTables, named: Mapping[str, int]) -> frozenset[int]:
     """Return where llama.cpp ends with such a vocabulary, of which the first merge stands for all."""
     from paceline.engines.llama_cpp.ends import read_end_ids
 
@@ -95,5 +95,5 @@ def _ends_in_llama_cpp(vocabulary: TokenizerTables, named: Mapping[str, int]) ->
         return read_end_ids(path)
 
 
-def _listed(token_ids: Iterable[int], vocabulary: TokenizerTables) -> str:
+def _list_tokens(token_ids: Iterable[int], vocabulary: TokenizerTables) -> str:
     return ", ".join(f"{vocabulary.tokens[token_id]!r} ({token_id})" for token_id in token_ids)

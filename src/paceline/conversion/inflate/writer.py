@@ -28,9 +28,9 @@ from paceline.conversion.inflate.provenance import recipe
 from paceline.conversion.inflate.shape import (
     FILE_TYPES,
     FileType,
-    estimated_bytes,
-    file_type_named,
-    fitted_shape,
+    estimate_bytes,
+    find_file_type,
+    fit_shape,
     matrix_type,
 )
 from paceline.core.errors import InputError, ModelFileError
@@ -97,7 +97,7 @@ def inflate(
         InputError: the shape cannot hold the source, a name is unknown, or the destination cannot be written.
         ModelFileError: the source cannot be read or inflated.
     """
-    file_type = file_type_named(file_type)
+    file_type = find_file_type(file_type)
     report = report or (lambda _stage, _done, _total: None)
     _check_destination(source, destination)
     with as_gguf(source, destination.parent) as gguf_source:
@@ -109,7 +109,7 @@ def inflate(
         from paceline.conversion.convert.llama import check_folder_can_hold
 
         weight_type(file_type)  # before the work: a folder holds floats only
-        shape = fitted_shape(LlamaFile(gguf_source).shape, shape, vocab_size)
+        shape = fit_shape(LlamaFile(gguf_source).shape, shape, vocab_size)
         check_folder_can_hold(shape)
         with temporary_folder(destination) as folder:
             inflated = folder / "inflated.gguf"
@@ -151,13 +151,13 @@ def _inflate_gguf(
     from paceline.engines.llama_cpp.quantize import quantize_gguf
 
     original = LlamaFile(source)
-    shape = fitted_shape(original.shape, shape, vocab_size)
+    shape = fit_shape(original.shape, shape, vocab_size)
     if shape.head_size != original.shape.head_size and original.get("llama.rope.scaling.type") == "yarn":
         raise InputError(
             f"head size {shape.head_size} would change the rotary embedding, which YaRN stretches by head size: "
             f"take the source's, {original.shape.head_size}"
         )
-    check_room(destination, estimated_bytes(shape, file_type) + estimated_bytes(original.shape, file_type))
+    check_room(destination, estimate_bytes(shape, file_type) + estimate_bytes(original.shape, file_type))
     # The quantised source lies beside the result: a small file, on a disk that was found to have room.
     with whole_file(destination) as partial, temporary_folder(destination) as folder:
         packed_path = folder / "packed.gguf"
@@ -168,7 +168,7 @@ def _inflate_gguf(
         tensors = _Builder(original, packed, shape, layout, FILE_TYPES[file_type]).tensors()
         check_room(destination, sum(tensor.num_bytes for tensor in tensors))
         metadata = _metadata(packed, shape, layout, tensors) | {
-            key: _typed(value) for key, value in recipe(source, shape, file_type).items()
+            key: _type_value(value) for key, value in recipe(source, shape, file_type).items()
         }
         _write(partial, metadata, tensors, report)
 
@@ -309,9 +309,9 @@ class _Builder:
         kind = packed.kind
         blocks = _whole_blocks(columns, kind)
         if scale == 1.0 and blocks is not None:
-            make = _copies(packed.stored_rows(), blocks, kind)
+            make = _copy_blocks(packed.stored_rows(), blocks, kind)
         else:
-            make = _roundings(self._original.tensors[source_name], columns, scale, kind)
+            make = _quantise_rows(self._original.tensors[source_name], columns, scale, kind)
         return _Tensor(name, (len(rows), len(columns)), kind, _row_bytes(len(columns), kind), make, rows)
 
     def _zeros(self, name: str, shape: tuple[int, ...]) -> _Tensor:
@@ -354,7 +354,7 @@ def _whole_blocks(columns: Indices, kind: gguf.GGMLQuantizationType) -> Indices 
     return np.where(firsts == NOTHING, NOTHING, firsts // size)
 
 
-def _copies(data: Bytes, blocks: Indices, kind: gguf.GGMLQuantizationType) -> Callable[[Indices], Bytes]:
+def _copy_blocks(data: Bytes, blocks: Indices, kind: gguf.GGMLQuantizationType) -> Callable[[Indices], Bytes]:
     """Return what gives rows as copies of the source's blocks; a block of zero bytes is zeros in every type."""
     from gguf import GGML_QUANT_SIZES
 
@@ -370,7 +370,7 @@ def _copies(data: Bytes, blocks: Indices, kind: gguf.GGMLQuantizationType) -> Ca
     return make
 
 
-def _roundings(
+def _quantise_rows(
     original: GGUFTensor, columns: Indices, scale: float, kind: gguf.GGMLQuantizationType
 ) -> Callable[[Indices], Bytes]:
     """Return what gives rows quantised anew, from the source's own weights."""
@@ -449,7 +449,7 @@ def _pad_tokens(metadata: dict[str, _Value], packed: LlamaFile, vocab_size: int)
             metadata[full] = ([*old, *values], array, items)
 
 
-def _typed(value: int | str | bool) -> _Value:
+def _type_value(value: int | str | bool) -> _Value:
     from gguf import GGUFValueType
 
     if isinstance(value, bool):
