@@ -35,9 +35,9 @@ from paceline.models.embedded import HELDOUT_KINDS
 from paceline.models.registry import resolve_model
 from paceline.output import whole_file
 from paceline.pairs.candidate_report import verdict
-from paceline.pairs.examination import Diagnosis, Examiner
+from paceline.pairs.examiner import Diagnosis, Examiner
 from paceline.pairs.prediction import ALL_DRAFTERS, AUTO_VARIANT
-from paceline.pairs.samples import heldout_samples, tasks_of
+from paceline.pairs.samples import heldout_samples, make_tasks
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.policies.fixed import NO_SPECULATION
@@ -178,7 +178,7 @@ def _compared(
 def _live(engines: Engines, policy: Any, temperature: float, seconds: float) -> list[tuple[Answer, Answer]]:
     """Answer prompts plainly and by ``auto``, kind after kind in turn, for so many seconds."""
     ends_s = time.monotonic() + seconds
-    tasks: Sequence[Task] = tasks_of(
+    tasks: Sequence[Task] = make_tasks(
         heldout_samples(),
         engines.target.vocabulary,
         tokens=_TOKENS,

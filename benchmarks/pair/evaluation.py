@@ -22,8 +22,8 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
+from paceline.pairs.logit_rows import count_copied, measure_loss, read_paired_rows, row_acceptance
 from paceline.pairs.measures import ALL, Depth, Ratio, Share, Tally, depths
-from paceline.pairs.reading import acceptance, copied, loss, paired_rows
 
 CONTEXT_TOKENS = 512
 """Longest text that either model reads here."""
@@ -252,18 +252,18 @@ class Evaluation:
 
     def _read_heldout(self, kind: str, token_ids: Sequence[int]) -> None:
         for name, engine in (("target", self._target), ("draft", self._draft)):
-            on_text = loss(engine, token_ids)
+            on_text = measure_loss(engine, token_ids)
             self._loss[name, "nats_per_token"].add(kind, on_text.nats, on_text.tokens)
             self._loss[name, "bits_per_byte"].add(kind, on_text.nats / math.log(2), on_text.num_bytes)
         samplers = {setting: RowSampler(setting.params(0)) for setting in SETTINGS}
         places = set(np.linspace(1, len(token_ids) - 1, CONTEXTS_PER_TEXT).astype(int).tolist())
         same = 0
         sums = dict.fromkeys(SETTINGS, 0.0)
-        for index, target_row, draft_row in paired_rows(self._target, self._draft, token_ids):
+        for index, target_row, draft_row in read_paired_rows(self._target, self._draft, token_ids):
             same += bool(target_row.argmax() == draft_row.argmax())
             if index in places:
                 for setting, sampler in samplers.items():
-                    sums[setting] += acceptance(target_row, draft_row, sampler)
+                    sums[setting] += row_acceptance(target_row, draft_row, sampler)
         self._heldout_agreement.add(kind, same, len(token_ids) - 1)
         for setting, total in sums.items():
             self._coupled[setting].heldout.add(kind, total, len(places))
@@ -275,9 +275,9 @@ class Evaluation:
         chances = []
         same = 0
         token_ids = [*text.prompt_ids, *text.token_ids]
-        for _, target_row, draft_row in paired_rows(self._target, self._draft, token_ids, len(text.prompt_ids)):
+        for _, target_row, draft_row in read_paired_rows(self._target, self._draft, token_ids, len(text.prompt_ids)):
             same += bool(target_row.argmax() == draft_row.argmax())
-            chances.append(acceptance(target_row, draft_row, sampler))
+            chances.append(row_acceptance(target_row, draft_row, sampler))
         judged = [
             (chance, verdict) for chance, verdict in zip(chances, text.verdicts, strict=True) if verdict is not None
         ]
@@ -306,7 +306,7 @@ class Evaluation:
             return
         again = [*token_ids[PASSAGE_TOKENS : PASSAGE_TOKENS + INTERLUDE_TOKENS], *passage[:half]]
         for name, context in (("with", [*passage, *again]), ("without", again)):
-            self._copying[name].add(kind, copied(self._target, context, following), COPIED_TOKENS)
+            self._copying[name].add(kind, count_copied(self._target, context, following), COPIED_TOKENS)
 
 
 def work(texts: int, max_tokens: int) -> float:

@@ -36,10 +36,10 @@ from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction
 from paceline.models.embedded import HELDOUT_KINDS
+from paceline.pairs.logit_rows import read_paired_rows
 from paceline.pairs.measures import (
     ALL,
 )
-from paceline.pairs.reading import paired_rows
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.pairs.helpers import VOCAB, engine, noisy_model, some_tokens
 
@@ -68,7 +68,7 @@ class TestLiveRuns:
             token_ids = [*prompt_ids, *text.token_ids]
             drafter = model.drafters[0]
             assert isinstance(drafter, DraftModelDrafter)
-            rows_of_draft = paired_rows(model.target, drafter.engine, token_ids, len(prompt_ids))
+            rows_of_draft = read_paired_rows(model.target, drafter.engine, token_ids, len(prompt_ids))
             for (index, _, row), verdict in zip(rows_of_draft, text.verdicts, strict=True):
                 proposal = verifier.propose(row, index, (), 1)[0].token_id
                 assert verdict in (None, proposal == token_ids[index])

@@ -13,15 +13,15 @@ from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.pairs.advice import advice_of
+from paceline.pairs.advice import give_advice
 from paceline.pairs.agreement import Agreement
-from paceline.pairs.examination import Diagnosis
+from paceline.pairs.examiner import Diagnosis
 from paceline.pairs.export import PROGRAMS, Export, Pair, check_program, export
-from paceline.pairs.fitting import fitting_of
 from paceline.pairs.measures import ALL, Ratio
 from paceline.pairs.prediction import Interval, Prediction, Speed
+from paceline.pairs.vocabulary_fit import compare_vocabularies
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
-from tests.pairs.test_fitting import LETTERS, TEXTS
+from tests.pairs.test_vocabulary_fit import LETTERS, TEXTS
 
 TARGET, DRAFT = describe(embedded_target()), describe(embedded_draft())
 LARGE = dataclasses.replace(
@@ -70,13 +70,13 @@ def told(
     diagnosis = Diagnosis(
         "draft",
         draft,
-        fitting_of(vocabulary, vocabulary, TEXTS),
+        compare_vocabularies(vocabulary, vocabulary, TEXTS),
         Agreement(share, share, share),
         prediction=prediction,
         profile=profile,
         left_out=left_out,
     )
-    return "\n".join(advice_of(diagnosis, target, **options))
+    return "\n".join(give_advice(diagnosis, target, **options))
 
 
 def test_nothing_is_advised_where_nothing_is_to_be_said() -> None:
@@ -163,7 +163,7 @@ def test_a_draft_on_the_cpu_is_named() -> None:
 
 def pair(target: ModelDescription = TARGET, draft: ModelDescription = DRAFT, **options: Any) -> Pair:
     vocabulary = ScriptedVocabulary(LETTERS)
-    relation = fitting_of(vocabulary, vocabulary, TEXTS).relation
+    relation = compare_vocabularies(vocabulary, vocabulary, TEXTS).relation
     return Pair(target, draft, options.pop("relation", relation), options.pop("draft_max", 5), **options)
 
 
@@ -207,7 +207,7 @@ def test_vllm_needs_equal_sizes_or_shared_tokens_alone() -> None:
     assert told_of("vllm", pair(folder("a", 152064), folder("b", 151936))).refuses == (
         "vocab_size is 152064 and 151936, padding included, and must be equal",
     )
-    other = fitting_of(ScriptedVocabulary(LETTERS), ScriptedVocabulary(LETTERS[::-1]), TEXTS).relation
+    other = compare_vocabularies(ScriptedVocabulary(LETTERS), ScriptedVocabulary(LETTERS[::-1]), TEXTS).relation
     assert '"use_heterogeneous_vocab":true' in told_of("vllm", pair(folder("a"), folder("b"), relation=other)).command
 
 
@@ -217,13 +217,13 @@ def test_sglang_needs_equal_tokens() -> None:
         "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6"
     )
     assert not said.refuses
-    other = fitting_of(ScriptedVocabulary(LETTERS), ScriptedVocabulary([*LETTERS, b"ab"]), TEXTS).relation
+    other = compare_vocabularies(ScriptedVocabulary(LETTERS), ScriptedVocabulary([*LETTERS, b"ab"]), TEXTS).relation
     assert told_of("sglang", pair(folder("a"), folder("b"), relation=other)).refuses
 
 
 def test_transformers_translates_another_vocabulary() -> None:
     assert "assistant_tokenizer" not in told_of("transformers", pair()).command
-    other = fitting_of(ScriptedVocabulary(LETTERS), ScriptedVocabulary(LETTERS[::-1]), TEXTS).relation
+    other = compare_vocabularies(ScriptedVocabulary(LETTERS), ScriptedVocabulary(LETTERS[::-1]), TEXTS).relation
     said = told_of("transformers", pair(relation=other)).command
     assert "tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer" in said
     compile(said, "said", "exec")

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.pairs.alignment import align, spans
+from paceline.pairs.alignment import align_tokenizers, token_ends
 from paceline.pairs.measures import ALL
 
 LETTERS = [bytes([letter]) for letter in b"abcdefgh "]
@@ -18,15 +18,15 @@ def of(*pieces: bytes) -> Vocabulary:
 
 def test_by_hand() -> None:
     """``ab|cd|e|f`` beside ``abc|d|ef``: no token is one of the other's, and ends meet after ``d`` and at the end."""
-    alignment = align(of(b"ab", b"cd"), of(b"abc", b"ef"), {"code": ["abcdef"]})
-    assert spans(of(b"ab", b"cd"), "abcdef") == [2, 4, 5, 6]
+    alignment = align_tokenizers(of(b"ab", b"cd"), of(b"abc", b"ef"), {"code": ["abcdef"]})
+    assert token_ends(of(b"ab", b"cd"), "abcdef") == [2, 4, 5, 6]
     assert alignment.one["code"].value == 0.0
     assert alignment.ends["code"].value == 2 / 4
     assert alignment.draft_tokens["code"].value == 3 / 4
 
 
 def test_kinds_are_pooled_by_tokens() -> None:
-    alignment = align(of(b"ab"), of(), {"code": ["abab", "ab"], "logs": ["c" * 9]})
+    alignment = align_tokenizers(of(b"ab"), of(), {"code": ["abab", "ab"], "logs": ["c" * 9]})
     assert alignment.one["code"].value == 0.0
     assert alignment.one["logs"].value == 1.0
     assert alignment.one_share == pytest.approx(9 / 12)
@@ -35,7 +35,7 @@ def test_kinds_are_pooled_by_tokens() -> None:
 
 
 def test_one_tokenizer_lines_up_with_itself() -> None:
-    alignment = align(of(b"ab"), of(b"ab"), {"code": ["abc ab"]})
+    alignment = align_tokenizers(of(b"ab"), of(b"ab"), {"code": ["abc ab"]})
     assert (alignment.one_share, alignment.ends[ALL].value) == (1.0, 1.0)
 
 
@@ -51,13 +51,13 @@ class Changed(ScriptedVocabulary):
 
 
 def test_the_space_before_a_text_is_no_part_of_it() -> None:
-    assert spans(Changed("", " "), "abc") == [1, 2, 3]
-    assert align(of(), Changed("", " "), {"code": ["abc"]}).one_share == 1.0
+    assert token_ends(Changed("", " "), "abc") == [1, 2, 3]
+    assert align_tokenizers(of(), Changed("", " "), {"code": ["abc"]}).one_share == 1.0
 
 
 def test_texts_that_do_not_come_back_are_left_out() -> None:
-    assert spans(Changed("a", "b"), "abc") is None
-    assert spans(of(), "xyz") is None, "it cannot spell it"
-    alignment = align(of(), Changed("a", "b"), {"code": ["abc", "cde"]})
+    assert token_ends(Changed("a", "b"), "abc") is None
+    assert token_ends(of(), "xyz") is None, "it cannot spell it"
+    alignment = align_tokenizers(of(), Changed("a", "b"), {"code": ["abc", "cde"]})
     assert (alignment.left_out, alignment.texts, alignment.one["code"].trials) == (1, 2, 3)
-    assert align(of(), of(), {"code": ["xyz"]}).one_share is None
+    assert align_tokenizers(of(), of(), {"code": ["xyz"]}).one_share is None

@@ -13,7 +13,7 @@ from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_target
-from paceline.pairs.answers import Answers, Written
+from paceline.pairs.answers import Answers, WrittenAnswer
 from tests.bench.helpers import constant_model, engines
 
 TARGET = ModelOptions(embedded_target())
@@ -45,7 +45,7 @@ class Counted:
 
     def write(
         self, asked: list[Task], count: int = 4, *, keep: bool = True, stop_after: int | None = None
-    ) -> list[Written]:
+    ) -> list[WrittenAnswer]:
         answers = Answers(TARGET, 0.0, keep=keep)
         return answers.write(
             self.engines,
@@ -57,7 +57,7 @@ class Counted:
         )
 
 
-def same(one: list[Written], other: list[Written]) -> bool:
+def same(one: list[WrittenAnswer], other: list[WrittenAnswer]) -> bool:
     return [each.token_ids for each in one] == [each.token_ids for each in other]
 
 

@@ -11,8 +11,8 @@ import pytest
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
+from paceline.pairs.logit_rows import row_acceptance
 from paceline.pairs.measures import ALL, Tally, coupled_acceptance, depths, ratio, share
-from paceline.pairs.reading import acceptance
 from tests.pairs.helpers import noisy_model
 
 
@@ -49,7 +49,7 @@ class TestCoupledAcceptance:
     @pytest.mark.parametrize("filters", [{}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}])
     def test_is_how_often_the_verifier_accepts(self, temperature: float, filters: dict[str, Any]) -> None:
         target_row, draft_row = noisy_model(3)([1]), noisy_model(3)([1]) + noisy_model(4, scale=1.5)([1])
-        chance = acceptance(
+        chance = row_acceptance(
             target_row, draft_row, RowSampler(SamplingParams(temperature=temperature, seed=0, **filters))
         )
         verifier = CoupledVerifier(SamplingParams(temperature=temperature, seed=5, **filters))

@@ -15,8 +15,8 @@ from paceline.comparison import Stopped
 from paceline.core.params import StopRules
 from paceline.engines.loading import ModelOptions
 from paceline.engines.scripted import LogitFunction
-from paceline.pairs.agreement import agreement_of, survival_of
-from paceline.pairs.answers import Answers, Written
+from paceline.pairs.agreement import measure_agreement, measure_survival
+from paceline.pairs.answers import Answers, WrittenAnswer
 from paceline.pairs.candidate_report import verdict
 from paceline.pairs.measures import ALL
 from paceline.pairs.prediction import (
@@ -27,8 +27,8 @@ from paceline.pairs.prediction import (
     LiveCosts,
     Prediction,
     _Replays,
-    _student,
-    calibrated,
+    _student_t,
+    calibrate_costs,
     predict,
 )
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -53,12 +53,12 @@ def partly(right: int) -> LogitFunction:
     return lambda tokens: (one if tokens[-1] % 4 < right else other)(tokens)
 
 
-def written_by(found: Engines) -> list[Written]:
+def written_by(found: Engines) -> list[WrittenAnswer]:
     answers = Answers(ModelOptions("absent.gguf"), 0.0, keep=False)
     return answers.write(found, tasks(), 9, stopped=lambda: False, in_time=lambda: True, report=lambda count: None)
 
 
-def recorded(found: Engines, written: list[Written]) -> list[Recording]:
+def recorded(found: Engines, written: list[WrittenAnswer]) -> list[Recording]:
     recordings = []
     for each in written:
         with Session(found, ALL_DRAFTERS, NO_SPECULATION) as session:
@@ -80,7 +80,7 @@ def recorded(found: Engines, written: list[Written]) -> list[Recording]:
 def predicted(draft: LogitFunction, **options: Any) -> tuple[Prediction, Engines]:
     found = engines(draft=draft, **options)
     recordings = recorded(found, written_by(found))
-    survival = survival_of(recordings, DRAFT, KINDS)
+    survival = measure_survival(recordings, DRAFT, KINDS)
     return predict(recordings, KINDS, survival[ALL], LiveCosts(profile())), found
 
 
@@ -136,7 +136,7 @@ def test_calibration_finds_what_passes_take_now() -> None:
         found = engines(draft=partly(3), pass_s=[pass_s])
         written = written_by(found)
         recordings = recorded(found, written)
-        costs = calibrated(found, profile(), written, recordings, 0.0, lambda: False)
+        costs = calibrate_costs(found, profile(), written, recordings, 0.0, lambda: False)
         assert costs.pass_factor == pytest.approx(factor)
         # In virtual time nothing takes any but the passes.
         assert (costs.level_s, costs.round_own_s, costs.sampling_s) == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
@@ -150,7 +150,8 @@ def test_calibration_counts_the_answers_that_were_written_just_now() -> None:
     kept = [dataclasses.replace(each, passes_s=None) for each in written]
     slower = [dataclasses.replace(each, passes_s=1.4 * (TOKENS - 1)) for each in written]
     factors = [
-        calibrated(found, profile(), answers, recordings, 0.0, lambda: False).pass_factor for answers in (kept, slower)
+        calibrate_costs(found, profile(), answers, recordings, 0.0, lambda: False).pass_factor
+        for answers in (kept, slower)
     ]
     assert factors[0] == pytest.approx(1.3)
     assert 1.35 < factors[1] < 1.4, "many passes of the answers, and some of the short ones"
@@ -174,14 +175,14 @@ def test_an_interval_has_what_other_texts_would_make_of_it(texts: int) -> None:
 
 @pytest.mark.parametrize("freedom", [3, 4, 7, 15, 40])
 def test_quantiles_of_student(freedom: int) -> None:
-    assert _student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
+    assert _student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
 
 
 def test_calibration_finds_what_levels_take_more() -> None:
     found = engines(draft=partly(3), level_s=LEVEL_S + 0.1)
     written = written_by(found)
     recordings = recorded(found, written)
-    costs = calibrated(found, profile(), written, recordings, 0.0, lambda: False)
+    costs = calibrate_costs(found, profile(), written, recordings, 0.0, lambda: False)
     assert costs.level_s == pytest.approx(0.1)
     assert costs.draft_s() == pytest.approx(LEVEL_S + 0.1)
 
@@ -227,7 +228,7 @@ def test_agreement_is_that_of_both_models() -> None:
     found = engines(draft=partly(3))
     written = written_by(found)
     assert found.draft is not None
-    agreement = agreement_of(found.draft, written, target_vocab_size=256, unshared_ids=(), temperature=0.0)
+    agreement = measure_agreement(found.draft, written, target_vocab_size=256, unshared_ids=(), temperature=0.0)
     # Position by position: right after three of four tokens.
     before = [[each.task.prompt_ids[-1], *each.token_ids[:-1]] for each in written]
     right = sum(token_id % 4 < 3 for of_text in before for token_id in of_text)
@@ -241,7 +242,9 @@ def test_ids_that_are_not_shared_are_never_said() -> None:
     written = written_by(found)
     assert found.draft is not None
     said = {token_id for each in written for token_id in each.token_ids}
-    agreement = agreement_of(found.draft, written, target_vocab_size=256, unshared_ids=sorted(said), temperature=0.0)
+    agreement = measure_agreement(
+        found.draft, written, target_vocab_size=256, unshared_ids=sorted(said), temperature=0.0
+    )
     assert agreement.same_top[ALL].value == 0.0
 
 
@@ -258,14 +261,14 @@ def test_places_are_what_tokens_are_drawn_from() -> None:
 def test_survival_is_counted_along_the_answer() -> None:
     found = engines(draft=partly(3))
     recordings = recorded(found, written_by(found))
-    survival = survival_of(recordings, DRAFT, KINDS)
+    survival = measure_survival(recordings, DRAFT, KINDS)
     (trace,) = (trace for trace in recordings[0].traces if trace.name == DRAFT)
     first = [
         chain[0].token_ids[0] == recordings[0].token_ids[position + 1]
         for position, chain in enumerate(trace.chains)
         if position + 1 < len(recordings[0].token_ids)
     ]
-    of_code = survival_of(recordings[:1], DRAFT, KINDS[:1])["code"][0]
+    of_code = measure_survival(recordings[:1], DRAFT, KINDS[:1])["code"][0]
     assert of_code.survival == pytest.approx(sum(first) / len(first))
     shares = [depth.survival for depth in survival[ALL] if depth.survival is not None]
     assert shares == sorted(shares, reverse=True)

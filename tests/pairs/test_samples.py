@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.pairs.samples import PROMPT_TOKENS, Sample, file_samples, heldout_samples, tasks_of
+from paceline.pairs.samples import PROMPT_TOKENS, Sample, file_samples, heldout_samples, make_tasks
 
 LETTERS = ScriptedVocabulary([bytes([letter]) for letter in range(1, 127)])
 
@@ -92,7 +92,7 @@ def test_what_is_no_text_is_said(tmp_path: Path, name: str, content: str | None,
 
 def test_tasks_are_beginnings_with_seeds_of_their_own() -> None:
     samples = [Sample("code", "a", "x" * 500), Sample("logs", "b", "short"), Sample("logs", "c", "y" * 20)]
-    tasks = tasks_of(samples, LETTERS, tokens=10, context_length=4096, seed=7)
+    tasks = make_tasks(samples, LETTERS, tokens=10, context_length=4096, seed=7)
     assert [(task.workload, task.name, len(task.prompt_ids), task.seed) for task in tasks] == [
         ("code", "a", PROMPT_TOKENS, 7),
         ("logs", "c", 20, 9),
@@ -101,8 +101,8 @@ def test_tasks_are_beginnings_with_seeds_of_their_own() -> None:
 
 def test_prompts_and_answers_fit_the_context() -> None:
     samples = [Sample("code", "a", "x" * 500)]
-    assert len(tasks_of(samples, LETTERS, tokens=24, context_length=40, seed=0)[0].prompt_ids) == 16
+    assert len(make_tasks(samples, LETTERS, tokens=24, context_length=40, seed=0)[0].prompt_ids) == 16
     with pytest.raises(InputError, match="leave 4 for prompts in a context of 28"):
-        tasks_of(samples, LETTERS, tokens=24, context_length=28, seed=0)
+        make_tasks(samples, LETTERS, tokens=24, context_length=28, seed=0)
     with pytest.raises(InputError, match="no text is as long as 8 tokens"):
-        tasks_of([Sample("code", "a", "xyz")], LETTERS, tokens=24, context_length=4096, seed=0)
+        make_tasks([Sample("code", "a", "xyz")], LETTERS, tokens=24, context_length=4096, seed=0)

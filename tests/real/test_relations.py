@@ -12,7 +12,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.draft_check import refusal
 from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.models.embedded import HELDOUT_KINDS, heldout
-from paceline.pairs.alignment import align
+from paceline.pairs.alignment import align_tokenizers
 from paceline.vocabularies.relation import false_ends, relate_vocabularies
 from tests.chat.helpers import vocabulary_alone
 from tests.conftest import SUMMARY_LINES
@@ -86,7 +86,7 @@ def test_others_line_up_on_text(
     ends: tuple[float, float],
 ) -> None:
     texts = {kind: heldout(kind)[:12] for kind in HELDOUT_KINDS}
-    alignment = align(vocabularies[target], vocabularies[draft], texts)
+    alignment = align_tokenizers(vocabularies[target], vocabularies[draft], texts)
     assert alignment.left_out == 0
     all_ends = alignment.ends["all"].value
     assert alignment.one_share is not None

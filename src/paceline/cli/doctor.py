@@ -30,12 +30,12 @@ from paceline.machine import machine
 from paceline.models.description import ModelDescription, describe
 from paceline.models.registry import complete_model
 from paceline.output import whole_file
-from paceline.pairs.candidate_report import CandidateReport, rank, report_of, verdict
+from paceline.pairs.candidate_report import CandidateReport, build_report, ranking_key, verdict
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates
-from paceline.pairs.examination import Diagnosis, Examiner
+from paceline.pairs.diagnosis_json import diagnosis_json, model_json
+from paceline.pairs.examiner import Diagnosis, Examiner
 from paceline.pairs.export import ALL as ALL_PROGRAMS
 from paceline.pairs.export import PROGRAMS, check_program
-from paceline.pairs.facts import facts_of, model_facts
 from paceline.pairs.measures import ALL, Ratio
 from paceline.pairs.page import render
 from paceline.pairs.prediction import Interval, Prediction, Speed
@@ -206,7 +206,7 @@ def doctor(
                 is_whole = False
                 break
             examined.append(
-                report_of(
+                build_report(
                     diagnosis,
                     what,
                     programs,
@@ -214,14 +214,14 @@ def doctor(
                     draft_on_cpu=has_devices and _is_on_cpu(models.draft) and not _is_on_cpu(models.settings),
                 )
             )
-    ranked = sorted(examined, key=rank)
+    ranked = sorted(examined, key=ranking_key)
     facts = {
-        "target": model_facts(what),
+        "target": model_json(what),
         "temperature": temp,
         "seed": seed,
         "text": None if text is None else str(text),
         "machine": machine(),
-        "candidates": [facts_of(each.diagnosis, each.advice, each.exports) for each in ranked],
+        "candidates": [diagnosis_json(each.diagnosis, each.advice, each.exports) for each in ranked],
         "skipped": [dataclasses.asdict(each) for each in skipped],
         "ended_by": "done" if is_whole else "interrupt",
     }

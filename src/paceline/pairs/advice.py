@@ -9,7 +9,7 @@ from paceline.pairs.measures import ALL
 
 if TYPE_CHECKING:
     from paceline.models.description import ModelDescription
-    from paceline.pairs.examination import Diagnosis
+    from paceline.pairs.examiner import Diagnosis
 
 _CLOSE: Final = 0.65
 """Acceptance of a draft of the same family beyond which training it further was seen to gain next to nothing."""
@@ -33,7 +33,7 @@ _KIND_GAP: Final = 0.15
 """By how much kinds of text gain differently before it is said."""
 
 
-def advice_of(diagnosis: Diagnosis, target: ModelDescription, *, draft_on_cpu: bool = False) -> list[str]:
+def give_advice(diagnosis: Diagnosis, target: ModelDescription, *, draft_on_cpu: bool = False) -> list[str]:
     """Return what to do, a sentence each; the most telling first.
 
     Args:
@@ -41,10 +41,10 @@ def advice_of(diagnosis: Diagnosis, target: ModelDescription, *, draft_on_cpu: b
         target: what the target says of itself.
         draft_on_cpu: the draft was told to run on the CPU, where there is a device that the target runs on.
     """
-    return list(_advice(diagnosis, target, draft_on_cpu))
+    return list(_iter_advice(diagnosis, target, draft_on_cpu))
 
 
-def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) -> Iterator[str]:
+def _iter_advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) -> Iterator[str]:
     prediction, agreement = diagnosis.prediction, diagnosis.agreement
     fitting, draft = diagnosis.fitting, diagnosis.what
     if prediction is None:
@@ -60,7 +60,7 @@ def _advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: bool) 
     if draft_on_cpu:
         yield "the draft runs on the CPU beside a target on a GPU: leave out -ngld and -devd, or give it layers there"
     same_model = _is_same_model(target, draft)
-    bits = _bits(target)
+    bits = _bits_per_weight(target)
     if not pays and same_model and bits is not None and bits < _MANY_BITS:
         yield (
             f"the target has {bits:.1f} bits a weight ({target.file_type}): its own lower quant cannot pay, as it "
@@ -133,7 +133,7 @@ def _is_same_model(target: ModelDescription, draft: ModelDescription) -> bool:
     return shapes[0] == shapes[1] and None not in shapes[0]
 
 
-def _bits(what: ModelDescription) -> float | None:
+def _bits_per_weight(what: ModelDescription) -> float | None:
     return 8 * what.num_bytes / what.num_parameters if what.num_parameters else None
 
 

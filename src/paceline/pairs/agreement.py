@@ -17,9 +17,9 @@ import numpy as np
 from paceline.core.arrays import Float64Array, Int64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
-from paceline.pairs.answers import Place, Written, place_of
+from paceline.pairs.answers import Place, WrittenAnswer, place_of
+from paceline.pairs.logit_rows import fit_width, read_rows
 from paceline.pairs.measures import Depth, Ratio, Tally, coupled_acceptance, depths
-from paceline.pairs.reading import fitted, rows
 
 if TYPE_CHECKING:
     from paceline.engines.base import Engine
@@ -41,9 +41,9 @@ class Agreement:
     same_top: Mapping[str, Ratio]
 
 
-def agreement_of(
+def measure_agreement(
     draft: Engine,
-    written: Sequence[Written],
+    written: Sequence[WrittenAnswer],
     *,
     target_vocab_size: int,
     unshared_ids: Sequence[int],
@@ -65,9 +65,9 @@ def agreement_of(
         token_ids = [*each.task.prompt_ids, *each.token_ids]
         sums = [0.0, 0.0, 0.0]
         places = iter(each.places)
-        for chunk in rows(draft, token_ids, len(each.task.prompt_ids)):
+        for chunk in read_rows(draft, token_ids, len(each.task.prompt_ids)):
             for borrowed in chunk:
-                row = fitted(borrowed, target_vocab_size)
+                row = fit_width(borrowed, target_vocab_size)
                 row[masked] = -np.inf
                 ours, theirs = next(places), place_of(sampler, row)
                 for index, value in enumerate(_compare(ours, theirs)):
@@ -77,7 +77,7 @@ def agreement_of(
     return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
 
 
-def survival_of(recordings: Sequence[Recording], drafter: str, kinds: Sequence[str]) -> dict[str, list[Depth]]:
+def measure_survival(recordings: Sequence[Recording], drafter: str, kinds: Sequence[str]) -> dict[str, list[Depth]]:
     """Return how far a drafter's chains follow the answers, by kind of text.
 
     A draft token is tested at depth ``d`` where those before it were right, and where the answer goes on so far.
@@ -109,12 +109,12 @@ def survival_of(recordings: Sequence[Recording], drafter: str, kinds: Sequence[s
 def _compare(ours: Place, theirs: Place) -> tuple[float, float, float]:
     """Return the chance that both draw one token with shared noise, 1 - TV, and whether they have the same top."""
     ids = np.union1d(ours[0], theirs[0])
-    target_probs, draft_probs = (_over(ids, place) for place in (ours, theirs))
+    target_probs, draft_probs = (_spread_over_ids(ids, place) for place in (ours, theirs))
     same_top = float(ours[0][ours[1].argmax()] == theirs[0][theirs[1].argmax()])
     return coupled_acceptance(target_probs, draft_probs), float(np.minimum(target_probs, draft_probs).sum()), same_top
 
 
-def _over(ids: Int64Array, place: Place) -> Float64Array:
+def _spread_over_ids(ids: Int64Array, place: Place) -> Float64Array:
     probs = np.zeros(len(ids))
     probs[np.searchsorted(ids, place[0])] = place[1]
     probs /= probs.sum()

@@ -42,7 +42,7 @@ class Alignment:
         return self.one[ALL].value
 
 
-def align(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> Alignment:
+def align_tokenizers(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> Alignment:
     """Cut texts with both tokenizers.
 
     Args:
@@ -55,7 +55,7 @@ def align(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[st
     for kind, of_kind in texts.items():
         for text in of_kind:
             num_texts += 1
-            ours, theirs = spans(target, text), spans(draft, text)
+            ours, theirs = token_ends(target, text), token_ends(draft, text)
             if ours is None or theirs is None:
                 left_out += 1
                 continue
@@ -67,7 +67,7 @@ def align(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[st
     return Alignment(one.ratios(), ends.ratios(), draft_tokens.ratios(), left_out, num_texts)
 
 
-def spans(vocabulary: Vocabulary, text: str) -> Sequence[int] | None:
+def token_ends(vocabulary: Vocabulary, text: str) -> Sequence[int] | None:
     """Return where the tokens of a text end, in bytes of it; ``None`` where they are not that text's bytes.
 
     That is so where a tokenizer normalises what it reads, or cannot spell it.

@@ -45,7 +45,7 @@ Place: TypeAlias = tuple[Int64Array, Float64Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenAnswer:
     """What the target wrote.
 
     Attributes:
@@ -62,11 +62,11 @@ class Written:
     places: tuple[Place, ...]
     passes_s: float | None = None
 
-    def cut(self, tokens: int) -> Written:
+    def cut(self, tokens: int) -> WrittenAnswer:
         """Return the answer as it is where no more than so many tokens are allowed."""
         if len(self.token_ids) <= tokens:
             return self
-        return Written(self.task, self.token_ids[:tokens], "length", self.places[:tokens])
+        return WrittenAnswer(self.task, self.token_ids[:tokens], "length", self.places[:tokens])
 
 
 class Answers:
@@ -85,7 +85,7 @@ class Answers:
         self._temperature = temperature
         self._keep = keep
         self._key: PairKey | None = None
-        self._known: dict[str, _Kept] = {}
+        self._known: dict[str, _StoredAnswer] = {}
 
     def params(self, task: Task) -> SamplingParams:
         """Return how a task's answer is sampled."""
@@ -100,7 +100,7 @@ class Answers:
         stopped: Stop,
         in_time: Callable[[], bool],
         report: Callable[[int], None],
-    ) -> list[Written]:
+    ) -> list[WrittenAnswer]:
         """Return so many answers, the first tasks' that say something; fewer where there is no time for more.
 
         Args:
@@ -115,21 +115,23 @@ class Answers:
             Stopped: the user wants no more; what was written is kept.
         """
         self._load()
-        found: list[Written] = []
+        found: list[WrittenAnswer] = []
         has_tried = False
         with Session(engines, [], NO_SPECULATION) as session:
             for task in tasks:
                 if len(found) == count:
                     break
-                kept, passes_s = self._known.get(_name(task)), None
+                kept, passes_s = self._known.get(_answer_key(task)), None
                 if kept is None or not kept.serves(task):
                     if has_tried and not in_time():
                         continue
                     has_tried = True
                     kept, passes_s = self._answer(session, task, stopped)
-                    self._known[_name(task)] = kept
+                    self._known[_answer_key(task)] = kept
                     self._store()
-                written = Written(task, kept.token_ids, kept.finish_reason, kept.places, passes_s).cut(task.max_tokens)
+                written = WrittenAnswer(task, kept.token_ids, kept.finish_reason, kept.places, passes_s).cut(
+                    task.max_tokens
+                )
                 if not ends_early(task, written.token_ids) and not loops(written.token_ids):
                     found.append(written)
                     report(len(found))
@@ -139,18 +141,18 @@ class Answers:
         """Return how many of so many answers are not kept, of the first tasks whose answers say something."""
         self._load()
         for task in tasks:
-            kept = self._known.get(_name(task))
+            kept = self._known.get(_answer_key(task))
             if count and kept is not None and kept.serves(task):
                 token_ids = kept.token_ids[: task.max_tokens]
                 count -= not ends_early(task, token_ids) and not loops(token_ids)
         return count
 
-    def _answer(self, session: Session, task: Task, stopped: Stop) -> tuple[_Kept, float]:
+    def _answer(self, session: Session, task: Task, stopped: Stop) -> tuple[_StoredAnswer, float]:
         """Return an answer, and the seconds of its passes."""
-        noting: list[_NotingVerifier] = []
+        noting: list[_RecordingVerifier] = []
 
         def note(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
-            noting.append(_NotingVerifier(verifier))
+            noting.append(_RecordingVerifier(verifier))
             return noting[0]
 
         options = task.options(self._temperature)
@@ -158,7 +160,7 @@ class Answers:
         generation = finish(session._start(task.prompt_ids, options, wrap=note), stopped)
         token_ids = tuple(generation.token_ids)
         places = tuple(noting[0].places[: len(token_ids)])
-        kept = _Kept(task.max_tokens, token_ids, generation.finish_reason, places)
+        kept = _StoredAnswer(task.max_tokens, token_ids, generation.finish_reason, places)
         return kept, generation.stats.phases.verify_s
 
     def _load(self) -> None:
@@ -172,14 +174,14 @@ class Answers:
             "temperature": self._temperature,
         }
         self._key = PairKey(facts)
-        self._known = load_entry("answers", self._key, _read) or {}
+        self._known = load_entry("answers", self._key, _parse_answers) or {}
 
     def _store(self) -> None:
         if self._key is not None:
             store_entry("answers", self._key, {name: kept.to_json() for name, kept in self._known.items()})
 
 
-class _NotingVerifier:
+class _RecordingVerifier:
     """Judges as another verifier does, and notes what the tokens of plain decoding are drawn from.
 
     Args:
@@ -214,7 +216,7 @@ def place_of(sampler: RowSampler, row: FloatArray) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredAnswer:
     """An answer as it was written with so many tokens allowed."""
 
     max_tokens: int
@@ -236,7 +238,7 @@ class _Kept:
         }
 
 
-def _read(data: Any) -> dict[str, _Kept]:
+def _parse_answers(data: Any) -> dict[str, _StoredAnswer]:
     found = {}
     for name, kept in dict(data).items():
         reason = kept["finish_reason"]
@@ -250,11 +252,11 @@ def _read(data: Any) -> dict[str, _Kept]:
             raise ValueError(f"{len(token_ids)} tokens drawn at {len(places)} places")
         if min(token_ids, default=0) < 0 or max(token_ids, default=0) > _LARGEST_ID:
             raise ValueError("a token that no vocabulary has")
-        found[name] = _Kept(int(kept["max_tokens"]), token_ids, reason, places)
+        found[name] = _StoredAnswer(int(kept["max_tokens"]), token_ids, reason, places)
     return found
 
 
-def _name(task: Task) -> str:
+def _answer_key(task: Task) -> str:
     """Return what an answer is kept under: its prompt and its seed."""
     asked = json.dumps([list(task.prompt_ids), task.seed]).encode()
     return hashlib.sha256(asked).hexdigest()[:32]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.pairs.advice import advice_of
+from paceline.pairs.advice import give_advice
 from paceline.pairs.export import Export, Pair, Program, export
 
 if TYPE_CHECKING:
     from paceline.models.description import ModelDescription
-    from paceline.pairs.examination import Diagnosis
+    from paceline.pairs.examiner import Diagnosis
     from paceline.pairs.prediction import Prediction
 
 
@@ -31,7 +31,7 @@ class CandidateReport:
     exports: Sequence[Export]
 
 
-def report_of(
+def build_report(
     diagnosis: Diagnosis,
     target: ModelDescription,
     programs: Sequence[Program],
@@ -57,7 +57,7 @@ def report_of(
         0.0 if static is None or static.p_min is None else static.p_min,
         has_devices,
     )
-    advice = advice_of(diagnosis, target, draft_on_cpu=draft_on_cpu)
+    advice = give_advice(diagnosis, target, draft_on_cpu=draft_on_cpu)
     exports = [export(program, pair) for program in programs]
     if static is not None and static.gain.value < 1.0:
         slower = f"predicted {static.gain.value:.2f} of plain's speed with this draft length: leave the draft model out"
@@ -72,7 +72,7 @@ def verdict(prediction: Prediction) -> str:
     return {True: "pays", False: "does not pay", None: "too close to call"}[prediction.pays]
 
 
-def rank(report: CandidateReport) -> tuple[int, float]:
+def ranking_key(report: CandidateReport) -> tuple[int, float]:
     """Return what puts candidates in order: the fastest first, then those not predicted, by how they line up."""
     diagnosis = report.diagnosis
     if diagnosis.prediction is not None:

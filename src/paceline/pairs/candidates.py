@@ -64,7 +64,7 @@ def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[lis
         InputError: one that is named is no model, or a folder holds none.
     """
     if not names:
-        return _chosen(_known(target), target)
+        return _choose(_iter_named(target), target)
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
     for name in names:
@@ -75,26 +75,26 @@ def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[lis
             continue
         folder = Path(name)
         if folder.is_dir() and not (folder / "config.json").is_file():
-            inside = [(str(path.relative_to(folder)), path) for path in _models_in(folder)]
+            inside = [(str(path.relative_to(folder)), path) for path in _iter_models(folder)]
             if not inside:
                 raise InputError(f"{folder} holds no model: give a folder with GGUF files or Hugging Face folders")
-            found, others = _chosen(inside, target)
+            found, others = _choose(inside, target)
             candidates += found
             skipped += others
             continue
         path = resolve_model(name)
         candidates.append(Candidate(name, path, describe(path)))
-    return _unique(candidates), skipped
+    return _drop_duplicates(candidates), skipped
 
 
-def _known(target: ModelDescription) -> Iterator[tuple[str, Path]]:
+def _iter_named(target: ModelDescription) -> Iterator[tuple[str, Path]]:
     """Yield the models that have names, and those that lie beside a target, with what they are called."""
     yield from ((model.name, model.path) for model in named_models())
     folder = target.path.parent
-    yield from ((str(path.relative_to(folder)), path) for path in _models_in(folder, deepest=0))
+    yield from ((str(path.relative_to(folder)), path) for path in _iter_models(folder, deepest=0))
 
 
-def _chosen(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tuple[list[Candidate], list[Skipped]]:
+def _choose(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tuple[list[Candidate], list[Skipped]]:
     """Return the models that may draft, the smallest first, and why the others may not."""
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
@@ -104,7 +104,7 @@ def _chosen(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
         try:
             what = describe(path)
         except ModelFileError as error:
-            skipped.append(Skipped(name, _without_path(in_flags(str(error)), path)))
+            skipped.append(Skipped(name, _strip_path(in_flags(str(error)), path)))
             continue
         if what.num_parameters == 0:
             skipped.append(Skipped(name, "it holds a vocabulary and no weights"))
@@ -115,17 +115,17 @@ def _chosen(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
             candidates.append(Candidate(name, path, what))
     # Whoever ends it early has tried what is likeliest to pay.
     candidates.sort(key=lambda candidate: candidate.what.num_bytes if candidate.what else 0)
-    return _unique(candidates), skipped
+    return _drop_duplicates(candidates), skipped
 
 
-def _unique(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _drop_duplicates(candidates: Sequence[Candidate]) -> list[Candidate]:
     found: dict[tuple[int, int] | Path, Candidate] = {}
     for candidate in candidates:
         found.setdefault(_identity(candidate.path), candidate)
     return list(found.values())
 
 
-def _models_in(folder: Path, *, deepest: int = _DEEPEST) -> Iterator[Path]:
+def _iter_models(folder: Path, *, deepest: int = _DEEPEST) -> Iterator[Path]:
     """Yield GGUF files, of split models the first parts, and folders with a configuration, in a folder's tree.
 
     Raises:
@@ -168,7 +168,7 @@ def _identity(path: Path) -> tuple[int, int] | Path:
     return found.st_dev, found.st_ino
 
 
-def _without_path(text: str, path: Path) -> str:
+def _strip_path(text: str, path: Path) -> str:
     """Take the path away that an error begins with, as a line names it already."""
     for start in (f"{path} ", f"{path}: "):
         text = text.removeprefix(start)

@@ -112,7 +112,7 @@ def _ik_llama(pair: Pair) -> Export:
         *("llama-server", "-m", str(pair.target.path), "-md", str(pair.draft.path), "--spec-type", spec),
         *(("-ngl", "99", "-ngld", "99") if pair.has_devices else ()),
     ]
-    gguf = _not_gguf(pair, "ik_llama.cpp")
+    gguf = _reasons_not_gguf(pair, "ik_llama.cpp")
     notes = ["the flags with --spec-draft- of llama.cpp are rejected"]
     if not gguf and (why := _llama_cpp_refusal(pair)) is not None:
         notes.append(f"drafts are translated as text, greedily, as {why}; --spec-replace maps control tokens")
@@ -120,10 +120,10 @@ def _ik_llama(pair: Pair) -> Export:
 
 
 def _vllm(pair: Pair) -> Export:
-    differ = pair.relation is not None and not _identical(pair)
+    differ = pair.relation is not None and not _has_same_tokens(pair)
     settings = f'{{"method":"draft_model","model":"{pair.draft.path}","num_speculative_tokens":{pair.length}'
     settings += ',"use_heterogeneous_vocab":true}' if differ else "}"
-    reasons = list(_not_folders(pair, "vLLM"))
+    reasons = list(_reasons_not_folders(pair, "vLLM"))
     notes = []
     if differ:
         notes.append("the tokens that both have are drafted alone (use_heterogeneous_vocab), and greedily")
@@ -143,8 +143,8 @@ def _sglang(pair: Pair) -> Export:
         *("--speculative-num-steps", str(pair.length), "--speculative-eagle-topk", "1"),
         *("--speculative-num-draft-tokens", str(pair.length + 1)),
     ]
-    reasons = list(_not_folders(pair, "SGLang"))
-    if pair.relation is not None and not _identical(pair):
+    reasons = list(_reasons_not_folders(pair, "SGLang"))
+    if pair.relation is not None and not _has_same_tokens(pair):
         reasons.append("the vocabularies differ, and must be equal token by token, padding included")
     return Export(
         "sglang",
@@ -199,7 +199,7 @@ _EXPORTS: Final[Mapping[Program, Callable[[Pair], Export]]] = {
 }
 
 
-def _identical(pair: Pair) -> bool:
+def _has_same_tokens(pair: Pair) -> bool:
     """Return whether both have the same tokens, and as many."""
     relation = pair.relation
     return relation is not None and not (
@@ -208,7 +208,7 @@ def _identical(pair: Pair) -> bool:
 
 
 def _gguf_reasons(pair: Pair, program: str) -> tuple[str, ...]:
-    reasons = _not_gguf(pair, program)
+    reasons = _reasons_not_gguf(pair, program)
     if reasons:
         return reasons
     why = _llama_cpp_refusal(pair)
@@ -226,7 +226,7 @@ def _llama_cpp_refusal(pair: Pair) -> str | None:
     return refusal(Path(pair.target.path), Path(pair.draft.path))
 
 
-def _not_gguf(pair: Pair, program: str) -> tuple[str, ...]:
+def _reasons_not_gguf(pair: Pair, program: str) -> tuple[str, ...]:
     return tuple(
         f"{program} runs GGUF files, and the {role} is a Hugging Face folder: convert it with paceline convert"
         for role, what in (("target", pair.target), ("draft", pair.draft))
@@ -234,7 +234,7 @@ def _not_gguf(pair: Pair, program: str) -> tuple[str, ...]:
     )
 
 
-def _not_folders(pair: Pair, program: str) -> tuple[str, ...]:
+def _reasons_not_folders(pair: Pair, program: str) -> tuple[str, ...]:
     return tuple(
         f"{program} is given Hugging Face models, and the {role} is a GGUF file: name the model that it was made of"
         for role, what in (("target", pair.target), ("draft", pair.draft))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.models.description import ModelDescription
     from paceline.pairs.alignment import Alignment
     from paceline.pairs.candidates import Skipped
-    from paceline.pairs.examination import Diagnosis
+    from paceline.pairs.examiner import Diagnosis
     from paceline.pairs.export import Export
     from paceline.pairs.prediction import Prediction, Speed
 
@@ -87,7 +87,7 @@ def render(
         target=_about(target),
         facts=" · ".join([sampling, *(machine[name] for name in ("processor", "system") if name in machine)]),
         tiles=_tiles(reports),
-        speeds=_speeds(predicted),
+        speeds=_draw_speeds(predicted),
         cards=[_card(each) for each in reports],
         skipped=skipped,
     )
@@ -137,7 +137,7 @@ def _card(report: CandidateReport) -> Card:
         of_kinds = {kind: [_percent(each[kind]) for each in ratios] for kind in diagnosis.survival}
     elif fitting is not None and fitting.alignment is not None:
         columns += _ALIGNMENT_COLUMNS
-        of_kinds = {kind: _aligned(fitting.alignment, kind) for kind in fitting.alignment.one}
+        of_kinds = {kind: _alignment_cells(fitting.alignment, kind) for kind in fitting.alignment.one}
     if prediction is not None:
         lines.insert(0, prediction.price)
         gains = {**prediction.gain_by_kind, ALL: prediction.auto.gain.value}
@@ -158,7 +158,7 @@ def _card(report: CandidateReport) -> Card:
     )
 
 
-def _aligned(alignment: Alignment, kind: str) -> list[str]:
+def _alignment_cells(alignment: Alignment, kind: str) -> list[str]:
     each = alignment.draft_tokens[kind].value
     return [_percent(alignment.one[kind]), _percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}"]
 
@@ -166,17 +166,17 @@ def _aligned(alignment: Alignment, kind: str) -> list[str]:
 def _pictures(diagnosis: Diagnosis) -> list[str]:
     pictures = []
     if diagnosis.prediction is not None:
-        pictures += [_lengths(diagnosis.prediction), _survival(diagnosis)]
+        pictures += [_draw_lengths(diagnosis.prediction), _draw_survival(diagnosis)]
     if diagnosis.profile is not None:
         pictures.append(staircase(diagnosis.profile.target, "target: a whole round", "rows verified in one pass"))
     return pictures
 
 
-def _speeds(predicted: Sequence[tuple[Diagnosis, Prediction]]) -> str:
+def _draw_speeds(predicted: Sequence[tuple[Diagnosis, Prediction]]) -> str:
     """Draw what each candidate is predicted to gain, as points with their intervals."""
     if not predicted:
         return ""
-    speeds = [(diagnosis, _ways(prediction)) for diagnosis, prediction in predicted]
+    speeds = [(diagnosis, _list_ways(prediction)) for diagnosis, prediction in predicted]
     ends = [1.0]
     for _, ways in speeds:
         for _, speed in ways:
@@ -200,7 +200,7 @@ def _speeds(predicted: Sequence[tuple[Diagnosis, Prediction]]) -> str:
     return picture(_WIDTH, height, "".join(body), "Predicted speed of every candidate, over plain's")
 
 
-def _ways(prediction: Prediction) -> list[tuple[str, Speed]]:
+def _list_ways(prediction: Prediction) -> list[tuple[str, Speed]]:
     return [("auto", prediction.auto), ("static", prediction.static), ("plain", prediction.without_model)]
 
 
@@ -227,7 +227,7 @@ def _speed_row(kind: str, speed: Speed, scale: Scale, y: float) -> str:
     return tag("g", "".join(parts), class_="speed")
 
 
-def _lengths(prediction: Prediction) -> str:
+def _draw_lengths(prediction: Prediction) -> str:
     """Draw the gain of every fixed draft length, and that of auto as a line across."""
     gains = [gain for _, gain in prediction.lengths]
     high = max(1.1, prediction.auto.gain.value, *gains) * 1.05
@@ -263,7 +263,7 @@ def _lengths(prediction: Prediction) -> str:
     return picture(470.0, 300.0, frame.draw("".join(body)), "Predicted speed by fixed draft length")
 
 
-def _survival(diagnosis: Diagnosis) -> str:
+def _draw_survival(diagnosis: Diagnosis) -> str:
     """Draw how far chains follow the answers, by kind of text."""
     deepest = max(len(depths) for depths in diagnosis.survival.values())
     x, y = Scale(0.5, max(deepest, 2) + 0.5, 52.0, 460.0), Scale(0.0, 1.0, 260.0, 56.0)

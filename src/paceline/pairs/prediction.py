@@ -31,7 +31,7 @@ from paceline.replaying.replay import ReplayResult, replay
 
 if TYPE_CHECKING:
     from paceline.comparison import Stop
-    from paceline.pairs.answers import Written
+    from paceline.pairs.answers import WrittenAnswer
     from paceline.pairs.measures import Depth
     from paceline.planning.base import Policy
     from paceline.planning.costs.profile import CostProfile
@@ -213,10 +213,10 @@ AUTO_VARIANT: Final = Variant(AUTO, "auto", ALL_DRAFTERS, AUTO, None)
 """``auto`` as it is by default."""
 
 
-def calibrated(
+def calibrate_costs(
     engines: Engines,
     profile: CostProfile,
-    written: Sequence[Written],
+    written: Sequence[WrittenAnswer],
     recordings: Sequence[Recording],
     temperature: float,
     stopped: Stop,
@@ -242,7 +242,7 @@ def calibrated(
     """
     num_tokens = min(most_tokens, len(recordings[-1].token_ids))
     task = dataclasses.replace(written[-1].task, max_tokens=num_tokens)
-    recording = _cut(recordings[-1], num_tokens)
+    recording = _cut_recording(recordings[-1], num_tokens)
     fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)
     plain = _answer(engines, (), NO_SPECULATION, task, temperature, stopped)
     drafting = _answer(engines, (DRAFT,), fixed, task, temperature, stopped)
@@ -292,7 +292,7 @@ def predict(
     """
     runs = _Replays(recordings, costs, advance)
     plain = runs.run("plain", [], NO_SPECULATION)
-    without_model = runs.run("auto, no draft model", LOOKUPS, _auto(LOOKUPS).build(costs.profile))
+    without_model = runs.run("auto, no draft model", LOOKUPS, _auto_variant(LOOKUPS).build(costs.profile))
     auto = runs.run("auto", ALL_DRAFTERS, AUTO_VARIANT.build(costs.profile))
     static: list[tuple[_Run, FixedPolicy]] = []
     for p_min in _P_MINS:
@@ -302,7 +302,7 @@ def predict(
                 static.append((runs.run(f"draft-max {length}", [DRAFT], policy), policy))
     best, policy = min(static, key=lambda pair: pair[0].total_s)
     draft_cost = costs.draft_s() / costs.round_s(1)
-    ratios = _closed_form(survival, costs, draft_cost)
+    ratios = _closed_form_gains(survival, costs, draft_cost)
     return Prediction(
         plain=runs.speed(plain, plain),
         without_model=runs.speed(without_model, plain),
@@ -323,7 +323,7 @@ def predict(
     )
 
 
-def _auto(drafters: Sequence[str]) -> Variant:
+def _auto_variant(drafters: Sequence[str]) -> Variant:
     return dataclasses.replace(AUTO_VARIANT, drafters=tuple(drafters))
 
 
@@ -390,7 +390,7 @@ class _Replays:
             return Interval(value, None, None)
         rest = numerator - value * denominator
         error = math.sqrt(count / (count - 1) * float(rest @ rest)) / float(numerator.sum())
-        factor = math.exp(_student(count - 1) * error)
+        factor = math.exp(_student_t(count - 1) * error)
         return Interval(value, value / factor, value * factor)
 
 
@@ -418,7 +418,7 @@ class _CountingCosts:
         return seconds
 
 
-def _closed_form(survival: Sequence[Depth], costs: LiveCosts, draft_cost: float) -> list[float]:
+def _closed_form_gains(survival: Sequence[Depth], costs: LiveCosts, draft_cost: float) -> list[float]:
     """Return the gain of every draft length ``k``: ``(1 + s_1 + ... + s_k) / (v(k + 1) + k c)``.
 
     Survival ``s_d`` is what was counted, not a power of the first; ``v`` is the time of a round by its rows and ``c``
@@ -426,20 +426,20 @@ def _closed_form(survival: Sequence[Depth], costs: LiveCosts, draft_cost: float)
     """
     return [
         (1 + emitted) / (width + length * draft_cost)
-        for length, (emitted, width) in enumerate(_by_length(survival, costs), 1)
+        for length, (emitted, width) in enumerate(_iter_lengths(survival, costs), 1)
     ]
 
 
 def _break_even(survival: Sequence[Depth], costs: LiveCosts) -> float | None:
     """Return the dearest level of a draft, in plain rounds, at which some length gains nothing and loses nothing."""
     dearest = max(
-        ((1 + emitted - width) / length for length, (emitted, width) in enumerate(_by_length(survival, costs), 1)),
+        ((1 + emitted - width) / length for length, (emitted, width) in enumerate(_iter_lengths(survival, costs), 1)),
         default=0.0,
     )
     return dearest if dearest > 0 else None
 
 
-def _by_length(survival: Sequence[Depth], costs: LiveCosts) -> Iterator[tuple[float, float]]:
+def _iter_lengths(survival: Sequence[Depth], costs: LiveCosts) -> Iterator[tuple[float, float]]:
     """Yield for each draft length the draft tokens that a round keeps, and its time in plain rounds."""
     emitted, plain_s = 0.0, costs.round_s(1)
     for length, at_depth in enumerate(survival, 1):
@@ -479,7 +479,7 @@ def _steadiness(answer: Answer) -> float:
     return sum(min(seconds, most_s) for seconds in rounds_s) / sum(rounds_s)
 
 
-def _student(freedom: int) -> float:
+def _student_t(freedom: int) -> float:
     """Return the 97.5% quantile of Student's t, within 1% from 3 degrees of freedom on.
 
     By Abramowitz and Stegun, eq. 26.7.5.
@@ -493,7 +493,7 @@ def _student(freedom: int) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-def _cut(recording: Recording, num_tokens: int) -> Recording:
+def _cut_recording(recording: Recording, num_tokens: int) -> Recording:
     """Return the beginning of a recording."""
     return dataclasses.replace(
         recording,

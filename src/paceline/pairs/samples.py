@@ -71,13 +71,13 @@ def file_samples(path: Path) -> list[Sample]:
     content = data[:_MAX_BYTES].decode("utf-8-sig", "ignore")
     if len(data) > _MAX_BYTES and path.suffix == ".jsonl":
         content = content.rpartition("\n")[0]  # of its last line there is only the beginning
-    texts = list(_of_lines(path, content)) if path.suffix == ".jsonl" else list(_pieces(content))
+    texts = list(_read_json_lines(path, content)) if path.suffix == ".jsonl" else list(_cut_pieces(content))
     if not texts:
         raise InputError(f"{path} holds no text: give a file of the text you generate, or prompts as JSON lines")
     return [Sample(OWN_KIND, f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)]
 
 
-def _of_lines(path: Path, content: str) -> Iterator[str]:
+def _read_json_lines(path: Path, content: str) -> Iterator[str]:
     # JSON may have what Python takes for the end of a line within its texts.
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
@@ -95,7 +95,7 @@ def _of_lines(path: Path, content: str) -> Iterator[str]:
             yield text
 
 
-def _pieces(content: str) -> Iterator[str]:
+def _cut_pieces(content: str) -> Iterator[str]:
     """Yield what begins at lines all over a text, each with all that follows it up to the next."""
     if not content.strip():
         return
@@ -111,7 +111,7 @@ def _pieces(content: str) -> Iterator[str]:
             yield piece
 
 
-def tasks_of(
+def make_tasks(
     samples: Sequence[Sample], vocabulary: Vocabulary, *, tokens: int, context_length: int, seed: int
 ) -> list[Task]:
     """Return the samples as beginnings for the target to go on with.

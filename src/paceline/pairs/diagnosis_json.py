@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.models.description import ModelDescription
-    from paceline.pairs.examination import Diagnosis
+    from paceline.pairs.examiner import Diagnosis
     from paceline.pairs.export import Export
-    from paceline.pairs.fitting import Fitting
     from paceline.pairs.measures import Depth, Ratio
+    from paceline.pairs.vocabulary_fit import VocabularyFit
     from paceline.vocabularies.relation import TokenDifference
 
 
-def facts_of(diagnosis: Diagnosis, advice: Sequence[str], exports: Sequence[Export]) -> dict[str, Any]:
+def diagnosis_json(diagnosis: Diagnosis, advice: Sequence[str], exports: Sequence[Export]) -> dict[str, Any]:
     """Return all that was found out about a candidate as plain data."""
     agreement, prediction = diagnosis.agreement, diagnosis.prediction
     return {
         "name": diagnosis.name,
-        **model_facts(diagnosis.what),
+        **model_json(diagnosis.what),
         "error": diagnosis.error,
-        "tokens": None if diagnosis.fitting is None else _fitting(diagnosis.fitting),
+        "tokens": None if diagnosis.fitting is None else _fit_json(diagnosis.fitting),
         "agreement": None
         if agreement is None
         else {
-            "coupled": _ratios(agreement.coupled),
-            "one_minus_tv": _ratios(agreement.overlap),
-            "same_top": _ratios(agreement.same_top),
+            "coupled": _ratios_json(agreement.coupled),
+            "one_minus_tv": _ratios_json(agreement.overlap),
+            "same_top": _ratios_json(agreement.same_top),
         },
-        "survival": {kind: [_depth(depth) for depth in depths] for kind, depths in diagnosis.survival.items()},
+        "survival": {kind: [_depth_json(depth) for depth in depths] for kind, depths in diagnosis.survival.items()},
         "prediction": None
         if prediction is None
         else {
@@ -45,7 +45,7 @@ def facts_of(diagnosis: Diagnosis, advice: Sequence[str], exports: Sequence[Expo
     }
 
 
-def model_facts(what: ModelDescription) -> dict[str, Any]:
+def model_json(what: ModelDescription) -> dict[str, Any]:
     """Return what a model says of itself, as far as it matters here."""
     return {
         "path": str(what.path),
@@ -57,7 +57,7 @@ def model_facts(what: ModelDescription) -> dict[str, Any]:
     }
 
 
-def _fitting(fitting: Fitting) -> dict[str, Any]:
+def _fit_json(fitting: VocabularyFit) -> dict[str, Any]:
     relation, alignment = fitting.relation, fitting.alignment
     return {
         "fit": relation.fit,
@@ -69,28 +69,28 @@ def _fitting(fitting: Fitting) -> dict[str, Any]:
         "num_unused": relation.num_unused,
         "num_target_only": relation.num_target_only,
         "num_draft_only": relation.num_draft_only,
-        "examples": [_difference(each) for each in relation.examples],
+        "examples": [_difference_json(each) for each in relation.examples],
         "alignment": None
         if alignment is None
         else {
-            "one": _ratios(alignment.one),
-            "ends": _ratios(alignment.ends),
-            "draft_tokens": _ratios(alignment.draft_tokens),
+            "one": _ratios_json(alignment.one),
+            "ends": _ratios_json(alignment.ends),
+            "draft_tokens": _ratios_json(alignment.draft_tokens),
             "left_out": alignment.left_out,
             "texts": alignment.texts,
         },
     }
 
 
-def _difference(difference: TokenDifference) -> dict[str, Any]:
+def _difference_json(difference: TokenDifference) -> dict[str, Any]:
     spellings = {"target": difference.target, "draft": difference.draft}
     shown = {role: spelling.decode("utf-8", "backslashreplace") for role, spelling in spellings.items()}
     return {"id": difference.token_id, **shown}
 
 
-def _ratios(ratios: Mapping[str, Ratio]) -> dict[str, Any]:
+def _ratios_json(ratios: Mapping[str, Ratio]) -> dict[str, Any]:
     return {kind: dataclasses.asdict(ratio) for kind, ratio in ratios.items()}
 
 
-def _depth(depth: Depth) -> dict[str, Any]:
+def _depth_json(depth: Depth) -> dict[str, Any]:
     return {"depth": depth.depth, "survival": depth.survival, "error": depth.survival_error}

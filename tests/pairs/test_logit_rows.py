@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary
-from paceline.pairs.reading import copied, fitted, loss, paired_rows, rows
+from paceline.pairs.logit_rows import count_copied, fit_width, measure_loss, read_paired_rows, read_rows
 from tests.pairs.helpers import VOCAB, engine, noisy_model, some_tokens
 
 
@@ -18,32 +18,32 @@ class TestReading:
         model, token_ids = noisy_model(1), some_tokens(150)
         for (max_rows, max_outputs), first in itertools.product(((512, None), (7, None), (512, 3)), (1, 2, 65, 149)):
             reader = engine(model, max_rows=max_rows, max_outputs=max_outputs)
-            read = np.concatenate(list(rows(reader, token_ids, first)))
+            read = np.concatenate(list(read_rows(reader, token_ids, first)))
             expected = [model(token_ids[:index]) for index in range(first, len(token_ids))]
             assert np.array_equal(read, np.stack(expected))
 
     def test_frees_its_sequence(self) -> None:
         reader = engine(noisy_model(1), max_sequences=1)
         for _ in range(3):
-            next(iter(rows(reader, some_tokens(200))))
-            assert len(list(rows(reader, some_tokens(10)))) == 1
+            next(iter(read_rows(reader, some_tokens(200))))
+            assert len(list(read_rows(reader, some_tokens(10)))) == 1
 
     def test_pairs_rows_by_token(self) -> None:
         target, draft, token_ids = noisy_model(1), noisy_model(2), some_tokens(100)
-        paired = list(paired_rows(engine(target), engine(draft, max_rows=9), token_ids, 40))
+        paired = list(read_paired_rows(engine(target), engine(draft, max_rows=9), token_ids, 40))
         assert [index for index, _, _ in paired] == list(range(40, 100))
         assert all(np.array_equal(row, target(token_ids[:index])) for index, row, _ in paired)
         assert all(np.array_equal(row, draft(token_ids[:index])) for index, _, row in paired)
 
     def test_draft_rows_have_the_targets_width(self) -> None:
         row = np.array([1.0, 2.0, 3.0])
-        assert fitted(row, 2).tolist() == [1.0, 2.0]
-        assert fitted(row, 4).tolist() == [1.0, 2.0, 3.0, -math.inf]
+        assert fit_width(row, 2).tolist() == [1.0, 2.0]
+        assert fit_width(row, 4).tolist() == [1.0, 2.0, 3.0, -math.inf]
 
     def test_loss_of_a_uniform_model(self) -> None:
         vocabulary = ScriptedVocabulary([b"", b"a", b"bc", b"def"])
         uniform = ScriptedEngine(lambda tokens: np.full(4, 3.0), vocabulary)
-        on_text = loss(uniform, [3, 1, 2, 0, 3])
+        on_text = measure_loss(uniform, [3, 1, 2, 0, 3])
         assert on_text.nats == pytest.approx(4 * math.log(4))
         assert (on_text.tokens, on_text.num_bytes) == (4, 1 + 2 + 0 + 3)
 
@@ -53,9 +53,9 @@ class TestReading:
         for index in range(1, len(token_ids)):
             row = model(token_ids[:index])
             expected -= row[token_ids[index]] - math.log(np.exp(row).sum())
-        assert loss(engine(model), token_ids).nats == pytest.approx(expected)
+        assert measure_loss(engine(model), token_ids).nats == pytest.approx(expected)
 
     def test_counts_what_is_copied(self) -> None:
         """A model that says the successor of its last token copies only runs."""
         successor = engine(lambda tokens: np.eye(VOCAB)[(tokens[-1] + 1) % VOCAB])
-        assert copied(successor, [1, 2, 3], [4, 5, 9, 10]) == 3
+        assert count_copied(successor, [1, 2, 3], [4, 5, 9, 10]) == 3

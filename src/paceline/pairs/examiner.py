@@ -31,9 +31,9 @@ from paceline.engines.loading import ModelOptions, open_vocabulary
 from paceline.environment import in_flags
 from paceline.models.description import ModelDescription, describe
 from paceline.opening import OpenedPair, open_pair
-from paceline.pairs.agreement import Agreement, agreement_of, survival_of
-from paceline.pairs.answers import Answers, Written
-from paceline.pairs.fitting import Fitting, fitting_of
+from paceline.pairs.agreement import Agreement, measure_agreement, measure_survival
+from paceline.pairs.answers import Answers, WrittenAnswer
+from paceline.pairs.logit_rows import MAX_CHUNK
 from paceline.pairs.measures import ALL, Depth
 from paceline.pairs.prediction import (
     ALL_DRAFTERS,
@@ -41,11 +41,11 @@ from paceline.pairs.prediction import (
     DRAFT,
     LiveCosts,
     Prediction,
-    calibrated,
+    calibrate_costs,
     predict,
 )
-from paceline.pairs.reading import MAX_CHUNK
-from paceline.pairs.samples import PROMPT_TOKENS, Sample, tasks_of
+from paceline.pairs.samples import PROMPT_TOKENS, Sample, make_tasks
+from paceline.pairs.vocabulary_fit import VocabularyFit, compare_vocabularies
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profile_cache import find_or_measure
@@ -115,7 +115,7 @@ class Diagnosis:
 
     name: str
     what: ModelDescription
-    fitting: Fitting | None
+    fitting: VocabularyFit | None
     agreement: Agreement | None = None
     survival: Mapping[str, Sequence[Depth]] = dataclasses.field(default_factory=dict)
     prediction: Prediction | None = None
@@ -174,27 +174,27 @@ class Examiner:
         what = describe(Path(draft.path))
         fitting = None
         try:
-            fitting = self._fitting(draft)
+            fitting = self._compare_vocabularies(draft)
             if fitting.refusal is not None:
                 found = Diagnosis(name, what, fitting, error=fitting.refusal)
             else:
-                found = self._measured(Diagnosis(name, what, fitting), draft, started_s + self._budget_s)
+                found = self._measure(Diagnosis(name, what, fitting), draft, started_s + self._budget_s)
         except PacelineError as error:
             found = Diagnosis(name, what, fitting, error=in_flags(str(error)))
         return dataclasses.replace(found, took_s=time.monotonic() - started_s)
 
-    def _fitting(self, draft: ModelOptions) -> Fitting:
-        self._say("comparing vocabularies", 0.0)
+    def _compare_vocabularies(self, draft: ModelOptions) -> VocabularyFit:
+        self._tell_progress("comparing vocabularies", 0.0)
         texts: dict[str, list[str]] = {}
         for sample in self._samples:
             texts.setdefault(sample.kind, []).append(sample.text)
         with open_vocabulary(self._target) as ours, open_vocabulary(draft) as theirs:
-            return fitting_of(ours, theirs, texts)
+            return compare_vocabularies(ours, theirs, texts)
 
-    def _measured(self, found: Diagnosis, draft: ModelOptions, ends_s: float) -> Diagnosis:
+    def _measure(self, found: Diagnosis, draft: ModelOptions, ends_s: float) -> Diagnosis:
         """Return a diagnosis with all that takes the models."""
-        self._say("loading the models", 0.02)
-        with Worker() as worker, worker.entered(_opened(self._target, draft)) as pair:
+        self._tell_progress("loading the models", 0.02)
+        with Worker() as worker, worker.entered(_open_pair(self._target, draft)) as pair:
             engines = wall_engines(
                 pair.target,
                 pair.draft,
@@ -203,28 +203,28 @@ class Examiner:
                 draft_vocab=draft.draft_vocab,
                 draft_map=draft.draft_map,
             )
-            profile = worker.call(lambda: self._profile(engines, pair))
+            profile = worker.call(lambda: self._measure_profile(engines, pair))
             steps = StepSeconds(profile, engines.target.vocabulary.size, self._calibration_tokens(profile))
             plan = plan_of(
                 steps, ends_s - time.monotonic(), lambda texts, tokens: self._missing(engines, texts, tokens)
             )
-            written, is_late = self._written(engines, plan, steps, ends_s)
+            written, is_late = self._write_answers(engines, plan, steps, ends_s)
             recordings: list[Recording] = []
             for each in written:
                 needed_s = steps.text_s(len(each.token_ids), plan.depth)
                 if recordings and time.monotonic() + needed_s > ends_s:
                     is_late = True
                     break
-                recordings.append(self._recorded(engines, each, plan.depth, len(recordings) / len(written)))
+                recordings.append(self._record(engines, each, plan.depth, len(recordings) / len(written)))
             written = written[: len(recordings)]
             relation = found.fitting.relation if found.fitting else None
-            self._say("comparing what both would say", 0.75)
-            agreement = worker.call(lambda: self._agreement(engines, written, relation))
+            self._tell_progress("comparing what both would say", 0.75)
+            agreement = worker.call(lambda: self._measure_agreement(engines, written, relation))
             replays_s = steps.replays_s(sum(len(each.token_ids) for each in written))
             calibrates = plan.calibrates and time.monotonic() + steps.calibration_s + replays_s <= ends_s
             if calibrates:
-                self._say("calibrating by three short answers", 0.8)
-                costs = calibrated(
+                self._tell_progress("calibrating by three short answers", 0.8)
+                costs = calibrate_costs(
                     engines,
                     profile,
                     written,
@@ -236,13 +236,13 @@ class Examiner:
             else:
                 costs = LiveCosts(profile)
         kinds = [each.task.workload for each in written]
-        survival = survival_of(recordings, DRAFT, kinds)
+        survival = measure_survival(recordings, DRAFT, kinds)
         replayed = 0
 
         def advance() -> None:
             nonlocal replayed
             replayed += 1
-            self._say("replaying", 0.85 + 0.15 * min(replayed / _REPLAYS, 1.0))
+            self._tell_progress("replaying", 0.85 + 0.15 * min(replayed / _REPLAYS, 1.0))
 
         prediction = predict(recordings, kinds, survival[ALL], costs, advance)
         left_out = [] if calibrates else ["calibrating by short answers"]
@@ -258,8 +258,8 @@ class Examiner:
             left_out=left_out,
         )
 
-    def _profile(self, engines: Engines, pair: OpenedPair) -> CostProfile:
-        self._say("measuring what passes cost", 0.05)
+    def _measure_profile(self, engines: Engines, pair: OpenedPair) -> CostProfile:
+        self._tell_progress("measuring what passes cost", 0.05)
         return find_or_measure(
             engines.target,
             pair.target_options,
@@ -268,20 +268,20 @@ class Examiner:
             budget=ProfilingBudget(_PROFILING_SHARE * self._budget_s, max_passes=None),
             # A shorter one would leave later loads with the little that there was time for.
             keep_partial=_PROFILING_SHARE * self._budget_s >= ProfilingBudget().max_s,
-            report=lambda share: self._say("measuring what passes cost", 0.05 + 0.15 * share),
+            report=lambda share: self._tell_progress("measuring what passes cost", 0.05 + 0.15 * share),
         ).profile
 
     def _missing(self, engines: Engines, texts: int, tokens: int) -> int:
         """Return how many of so many answers are still to be written."""
-        return self._answers.missing(self._tasks(engines, tokens), texts)
+        return self._answers.missing(self._make_tasks(engines, tokens), texts)
 
     def _calibration_tokens(self, profile: CostProfile) -> int:
         """Return how many tokens the short live answers have, so that a slow machine is done in time."""
         tokens = _CALIBRATION_SHARE * self._budget_s / (_CALIBRATION_ROUNDS * profile.round_s(1))
         return max(_MIN_CALIBRATION, min(CALIBRATION_TOKENS, int(tokens)))
 
-    def _tasks(self, engines: Engines, tokens: int) -> list[Task]:
-        return tasks_of(
+    def _make_tasks(self, engines: Engines, tokens: int) -> list[Task]:
+        return make_tasks(
             self._samples,
             engines.target.vocabulary,
             tokens=tokens,
@@ -289,9 +289,11 @@ class Examiner:
             seed=self._seed,
         )
 
-    def _written(self, engines: Engines, plan: Plan, steps: StepSeconds, ends_s: float) -> tuple[list[Written], bool]:
+    def _write_answers(
+        self, engines: Engines, plan: Plan, steps: StepSeconds, ends_s: float
+    ) -> tuple[list[WrittenAnswer], bool]:
         """Return answers, and whether there was no time for all of them."""
-        tasks = self._tasks(engines, plan.tokens)
+        tasks = self._make_tasks(engines, plan.tokens)
         latest_s = ends_s - (1 - _ANSWERING_SHARE) * self._budget_s - steps.answer_s(plan.tokens)
         is_late = False
 
@@ -300,14 +302,14 @@ class Examiner:
             is_late = time.monotonic() > latest_s
             return not is_late
 
-        self._say("the target answers", 0.2)
+        self._tell_progress("the target answers", 0.2)
         written = self._answers.write(
             engines,
             tasks,
             plan.texts,
             stopped=self._stopped,
             in_time=in_time,
-            report=lambda count: self._say("the target answers", 0.2 + 0.3 * count / plan.texts),
+            report=lambda count: self._tell_progress("the target answers", 0.2 + 0.3 * count / plan.texts),
         )
         if not written:
             which = "the answers that there was time for" if is_late else f"{len(tasks)} answers of the target"
@@ -317,8 +319,8 @@ class Examiner:
             )
         return written, is_late
 
-    def _recorded(self, engines: Engines, written: Written, depth: int, done: float) -> Recording:
-        self._say("recording drafts", 0.5 + 0.25 * done)
+    def _record(self, engines: Engines, written: WrittenAnswer, depth: int, done: float) -> Recording:
+        self._tell_progress("recording drafts", 0.5 + 0.25 * done)
 
         def report(share: float) -> None:
             if self._stopped():
@@ -341,13 +343,13 @@ class Examiner:
                 )
             )
 
-    def _agreement(
-        self, engines: Engines, written: Sequence[Written], relation: VocabularyRelation | None
+    def _measure_agreement(
+        self, engines: Engines, written: Sequence[WrittenAnswer], relation: VocabularyRelation | None
     ) -> Agreement | None:
         assert engines.draft is not None
         if relation is None or not relation.fits:
             return None
-        return agreement_of(
+        return measure_agreement(
             engines.draft,
             written,
             target_vocab_size=engines.target.vocabulary.size,
@@ -355,7 +357,7 @@ class Examiner:
             temperature=self._temperature,
         )
 
-    def _say(self, doing: str, share: float) -> None:
+    def _tell_progress(self, doing: str, share: float) -> None:
         """Tell how far it is.
 
         Raises:
@@ -444,7 +446,7 @@ def plan_of(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int
 
 
 @contextmanager
-def _opened(target: ModelOptions, draft: ModelOptions) -> Iterator[OpenedPair]:
+def _open_pair(target: ModelOptions, draft: ModelOptions) -> Iterator[OpenedPair]:
     # What both would say is compared row by row.
     pair = open_pair(target, dataclasses.replace(draft, rows_read=MAX_CHUNK))
     try:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from paceline.pairs.examination import Plan, StepSeconds, plan_of
+from paceline.pairs.examiner import Plan, StepSeconds, plan_of
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 
 

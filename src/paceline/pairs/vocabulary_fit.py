@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.core.errors import VocabularyMismatchError
 from paceline.environment import in_flags
-from paceline.pairs.alignment import Alignment, align
+from paceline.pairs.alignment import Alignment, align_tokenizers
 from paceline.pairs.measures import ALL
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 from paceline.vocabularies.relation import (
@@ -25,7 +25,7 @@ _MAX_LEFT_OUT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class VocabularyFit:
     """How a draft's vocabulary goes with its target's.
 
     Attributes:
@@ -48,7 +48,7 @@ class Fitting:
         return self.relation.fits
 
 
-def fitting_of(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> Fitting:
+def compare_vocabularies(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> VocabularyFit:
     """Compare two vocabularies, on text where their ids are other tokens.
 
     Args:
@@ -57,17 +57,17 @@ def fitting_of(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterab
         texts: by kind, to compare on.
     """
     relation = relate_vocabularies(target, draft)
-    alignment = None if relation.fits else align(target, draft, texts)
-    return Fitting(
+    alignment = None if relation.fits else align_tokenizers(target, draft, texts)
+    return VocabularyFit(
         relation,
         alignment,
-        _words(relation, alignment),
-        None if relation.fits else _refusal(target, draft),
+        _describe(relation, alignment),
+        None if relation.fits else _explain_refusal(target, draft),
         tuple(_warnings(target, draft, relation)),
     )
 
 
-def _refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
+def _explain_refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
     """Say why drafts of another vocabulary cannot be translated; ``None`` if they can."""
     try:
         check_translation(TokenMapping(target, draft))
@@ -76,7 +76,7 @@ def _refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
     return None
 
 
-def _words(relation: VocabularyRelation, alignment: Alignment | None) -> str:
+def _describe(relation: VocabularyRelation, alignment: Alignment | None) -> str:
     if relation.fit == "as is":
         return "fits as it is"
     if relation.fit == "but unused":
@@ -102,9 +102,9 @@ def _warnings(target: Vocabulary, draft: Vocabulary, relation: VocabularyRelatio
             shown = spelling.decode("utf-8", "backslashreplace")
             yield f"token {token_id}, {shown!r}, is text in the {role}'s file, and llama.cpp ends answers at it"
     if relation.fits and target.end_ids != draft.end_ids:
-        yield f"answers end at {_spelled(target)} for the target and at {_spelled(draft)} for the draft"
+        yield f"answers end at {_name_vocabulary(target)} for the target and at {_name_vocabulary(draft)} for the draft"
 
 
-def _spelled(vocabulary: Vocabulary) -> str:
+def _name_vocabulary(vocabulary: Vocabulary) -> str:
     ends = [vocabulary.token_spelling(token_id) or b"" for token_id in sorted(vocabulary.end_ids)]
     return ", ".join(repr(end.decode("utf-8", "backslashreplace")) for end in ends) or "nothing"

@@ -31,7 +31,7 @@ class Loss:
     num_bytes: int
 
 
-def rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[FloatArray]:
+def read_rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[FloatArray]:
     """Read ``token_ids`` and yield the rows ``[chunk, vocab]`` that predict those from index ``first`` on.
 
     Args:
@@ -58,29 +58,29 @@ def rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[F
         engine.close_sequence(sequence)
 
 
-def paired_rows(
+def read_paired_rows(
     target: Engine, draft: Engine, token_ids: Sequence[int], first: int = 1
 ) -> Iterator[tuple[int, FloatArray, FloatArray]]:
     """Yield (index, target's row, draft's row) for the tokens from ``first`` on; both rows are ``[target vocab]``."""
     width = target.vocabulary.size
     index = first
-    of_target, of_draft = rows(target, token_ids, first), rows(draft, token_ids, first)
+    of_target, of_draft = read_rows(target, token_ids, first), read_rows(draft, token_ids, first)
     for target_row, draft_row in zip(_single(of_target), _single(of_draft), strict=True):
-        yield index, target_row, fitted(draft_row, width)
+        yield index, target_row, fit_width(draft_row, width)
         index += 1
 
 
-def fitted(row: FloatArray, width: int) -> FloatArray:
+def fit_width(row: FloatArray, width: int) -> FloatArray:
     """Return a draft's row as long as the target's: a draft never proposes tokens that the target does not have."""
     if len(row) >= width:
         return row[:width]
     return np.concatenate((row, np.full(width - len(row), -np.inf, dtype=row.dtype)))
 
 
-def loss(engine: Engine, token_ids: Sequence[int]) -> Loss:
+def measure_loss(engine: Engine, token_ids: Sequence[int]) -> Loss:
     """Return an engine's loss on a text."""
     nats, start = 0.0, 1
-    for chunk in rows(engine, token_ids):
+    for chunk in read_rows(engine, token_ids):
         following = np.asarray(token_ids[start : start + len(chunk)])
         chosen = chunk[np.arange(len(chunk)), following].astype(np.float64)
         largest = chunk.max(axis=1, keepdims=True)
@@ -91,7 +91,7 @@ def loss(engine: Engine, token_ids: Sequence[int]) -> Loss:
     return Loss(nats, len(token_ids) - 1, sum(len(spell(token_id)) for token_id in token_ids[1:]))
 
 
-def acceptance(target_row: FloatArray, draft_row: FloatArray, sampler: RowSampler) -> float:
+def row_acceptance(target_row: FloatArray, draft_row: FloatArray, sampler: RowSampler) -> float:
     """Return the chance that the coupled verifier accepts the draft's proposal where these two rows stand.
 
     Of vocabularies too large for every token to draw noise of its own it leaves out what the shared tail changes.
@@ -102,10 +102,10 @@ def acceptance(target_row: FloatArray, draft_row: FloatArray, sampler: RowSample
     return coupled_acceptance(target_probs, draft_probs)
 
 
-def copied(engine: Engine, context: Sequence[int], continuation: Sequence[int]) -> int:
+def count_copied(engine: Engine, context: Sequence[int], continuation: Sequence[int]) -> int:
     """Return how many tokens of ``continuation`` are the largest logit after ``context`` and those before them."""
     token_ids = [*context, *continuation]
-    guesses = [int(row.argmax()) for row in _single(rows(engine, token_ids, first=len(context)))]
+    guesses = [int(row.argmax()) for row in _single(read_rows(engine, token_ids, first=len(context)))]
     return sum(guess == token_id for guess, token_id in zip(guesses, continuation, strict=True))
 
 
