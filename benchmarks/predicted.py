@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.bench.intervals import Estimate, estimate
-from paceline.bench.looping import loops
+from paceline.bench.repetition import is_repetitive
 from paceline.bench.sessions import Answer, Engines, Session, wall_engines
 from paceline.bench.tasks import ends_early
 from paceline.bench.workloads import Task
@@ -189,7 +189,7 @@ def _live(engines: Engines, policy: Any, temperature: float, seconds: float) -> 
     with Session(engines, [], NO_SPECULATION) as plain, Session(engines, ALL_DRAFTERS, policy) as session:
         for task in tasks:
             before = plain.answer(task, temperature, lambda: False, speculate=False)
-            if ends_early(task, before.token_ids) or loops(before.token_ids):
+            if ends_early(task, before.token_ids) or is_repetitive(before.token_ids):
                 continue
             runs.append((before, session.answer(task, temperature, lambda: False)))
             # Whole turns of all kinds, as they differ in what is gained.

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.pair.live import LiveText, write
 from paceline.api import Model
-from paceline.bench.looping import loops
+from paceline.bench.repetition import is_repetitive
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -215,7 +215,7 @@ class Evaluation:
         self._read_heldout(kind, token_ids)
         written = token_ids[PROMPT_TOKENS : PROMPT_TOKENS + self._max_tokens]
         whole = len(written) == self._max_tokens
-        self._heldout_looping.add(kind, whole and loops(written), int(whole))
+        self._heldout_looping.add(kind, whole and is_repetitive(written), int(whole))
         self._copy(kind, token_ids)
         for setting in SETTINGS:
             full = setting in self._writing
@@ -292,7 +292,7 @@ class Evaluation:
 
     def _count(self, kind: str, setting: Setting, text: LiveText) -> None:
         writing = self._writing[setting]
-        writing.looping.add(kind, loops(text.token_ids), 1)
+        writing.looping.add(kind, is_repetitive(text.token_ids), 1)
         writing.ended.add(kind, text.ended, 1)
         for depth, tally in enumerate(writing.by_depth):
             tally.add(kind, text.accepted_by_depth[depth], text.tested_by_depth[depth])

@@ -21,7 +21,7 @@ from benchmarks.pair.evaluation import (
     Figures,
     Setting,
 )
-from paceline.bench.looping import LOOPING_BELOW
+from paceline.bench.repetition import LOOPING_BELOW
 from paceline.core.params import SamplingParams
 from paceline.pairs.measures import ALL, Ratio, Share
 

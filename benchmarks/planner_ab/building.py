@@ -29,7 +29,7 @@ from benchmarks.planner_ab.corpus import COPIES, CORPORA, FOLDER, TEXTS, Corpus
 from benchmarks.progress import progress_bar
 from benchmarks.replays import record_workloads
 from paceline.api import Model, load
-from paceline.bench.looping import loops
+from paceline.bench.repetition import is_repetitive
 from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.variants import AUTO
 from paceline.bench.workloads import PROMPT_TOKENS, WORKLOADS
@@ -203,7 +203,7 @@ def _recorded(
             prompt_ids = model.chat_prompt(messages).token_ids
             name = f"{workload} {conversation.name}:{number}"
             recording = record(model, prompt_ids, name=name, depth=depth, siblings=siblings, **options)
-            if len(recording.token_ids) >= MIN_ANSWER and not loops(recording.token_ids):
+            if len(recording.token_ids) >= MIN_ANSWER and not is_repetitive(recording.token_ids):
                 yield recording
             if number < len(conversation.turns):
                 messages.append(model.chat(messages, **options).message)

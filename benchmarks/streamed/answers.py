@@ -47,7 +47,7 @@ from benchmarks.streamed.options import (
     numbers,
     table,
 )
-from paceline.bench.looping import loops
+from paceline.bench.repetition import is_repetitive
 from paceline.bench.workloads import FORCED_SUFFIX, WORKLOADS
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
@@ -189,7 +189,7 @@ def _row(by_variant: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[
         "mmap / auto": seconds[MMAP] / auto if auto and MMAP in seconds else None,
         "best static / auto": best / auto if auto and best else None,
         "differences": _differences(by_variant, reference),
-        "loops": sum(loops(one["token_ids"]) for one in reference),
+        "loops": sum(is_repetitive(one["token_ids"]) for one in reference),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.prompts import PromptKeeper
+from paceline.bench.prompt_keeper import PromptKeeper
 from paceline.bench.sessions import Engines
 from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock

@@ -168,10 +168,10 @@ def test_a_single_pair_has_no_interval_to_draw() -> None:
 
 
 def test_calibration_and_ledger_are_read_leniently() -> None:
-    assert charts.calibration_of(None) == {}
-    assert charts.calibration_of({}) == {}
-    assert charts.calibration_of(SNAPSHOT)["suffix"] == [(0.5, 0.45, 20.0)]
-    assert charts.ledger_of({"ledger": None}) == []
+    assert charts.read_calibration(None) == {}
+    assert charts.read_calibration({}) == {}
+    assert charts.read_calibration(SNAPSHOT)["suffix"] == [(0.5, 0.45, 20.0)]
+    assert charts.read_ledger({"ledger": None}) == []
 
 
 def test_ticks_are_round_and_inside() -> None:

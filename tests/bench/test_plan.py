@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.plan import QUICK_WORKLOADS, Forecast, fitted, left_out
+from paceline.bench.plan import QUICK_WORKLOADS, Forecast, explain_left_out, fit_settings
 from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import SERVER_DRAFT_VARIANTS, SERVER_NGRAM_VARIANTS
 from paceline.bench.workloads import WORKLOAD_NAMES, WORKLOADS
@@ -36,7 +36,7 @@ def test_a_run_is_its_prompt_and_its_answer() -> None:
 @pytest.mark.parametrize("pass_s", [0.001, 0.03])
 def test_what_fits_a_limit_is_forecast_to_fit_it(pass_s: float) -> None:
     wanted = settings(workloads=("new-code", "structured-forced", "hard"), num_static=1, coarse=True)
-    chosen = fitted(wanted, profile(pass_s), 4096, 120.0)
+    chosen = fit_settings(wanted, profile(pass_s), 4096, 120.0)
     assert Forecast(chosen, profile(pass_s), 4096).total_s <= 120.0
     assert chosen.laps == wanted.laps
     assert list(chosen.workloads) == list(wanted.workloads)[: len(chosen.workloads)]
@@ -44,18 +44,20 @@ def test_what_fits_a_limit_is_forecast_to_fit_it(pass_s: float) -> None:
 
 def test_a_fast_model_is_measured_in_full_and_a_slow_one_in_part() -> None:
     wanted = settings(workloads=("new-code", "structured-forced", "hard"), num_static=1, coarse=True)
-    fast, slow = (fitted(wanted, profile(pass_s), 4096, 120.0) for pass_s in (0.0001, 0.03))
+    fast, slow = (fit_settings(wanted, profile(pass_s), 4096, 120.0) for pass_s in (0.0001, 0.03))
     assert len(fast.workloads) == 3
     assert (len(slow.workloads), slow.tokens) < (len(fast.workloads), fast.tokens)
 
 
 def test_what_the_user_set_stays() -> None:
     wanted = settings(tokens=200, prompts=4)
-    chosen = fitted(wanted, profile(0.5), 4096, 1.0, given={"workloads", "tokens", "prompts"})
+    chosen = fit_settings(wanted, profile(0.5), 4096, 1.0, given={"workloads", "tokens", "prompts"})
     assert (tuple(chosen.workloads), chosen.tokens, chosen.prompts) == (WORKLOAD_NAMES, 200, 4)
-    smallest = fitted(wanted, profile(0.5), 4096, 1.0, given={"workloads"})
+    smallest = fit_settings(wanted, profile(0.5), 4096, 1.0, given={"workloads"})
     assert (list(smallest.workloads), smallest.tokens, smallest.prompts) == (list(WORKLOAD_NAMES), 16, 1)
-    kept = fitted(settings(variants=("static", "auto"), laps=4), profile(5.0), 4096, 1.0, given={"variants", "laps"})
+    kept = fit_settings(
+        settings(variants=("static", "auto"), laps=4), profile(5.0), 4096, 1.0, given={"variants", "laps"}
+    )
     assert (tuple(kept.variants), kept.laps) == (("static", "auto"), 4)
 
 
@@ -67,7 +69,7 @@ def quick() -> BenchSettings:
 
 @pytest.mark.parametrize("pass_s", [0.06, 0.2, 1.0])
 def test_two_minutes_hold_a_pair_however_slow_the_machine_is(pass_s: float) -> None:
-    chosen = fitted(quick(), profile(pass_s), 4096, 120.0)
+    chosen = fit_settings(quick(), profile(pass_s), 4096, 120.0)
     assert Forecast(chosen, profile(pass_s), 4096).total_s <= 120.0
     # The one workload that is left cannot loop.
     assert any(WORKLOADS[name].forced for name in chosen.workloads)
@@ -75,7 +77,7 @@ def test_two_minutes_hold_a_pair_however_slow_the_machine_is(pass_s: float) -> N
 
 
 def test_of_what_a_slow_machine_leaves_out_the_least_missed_goes_first() -> None:
-    cut = [fitted(quick(), profile(pass_s), 4096, 120.0) for pass_s in (0.03, 0.06, 0.2, 0.5, 1.0, 5.0)]
+    cut = [fit_settings(quick(), profile(pass_s), 4096, 120.0) for pass_s in (0.03, 0.06, 0.2, 0.5, 1.0, 5.0)]
     sizes = [
         (len(each.workloads), len(each.variants), each.laps, each.with_plain, each.tokens, each.prompts) for each in cut
     ]
@@ -88,20 +90,20 @@ def test_of_what_a_slow_machine_leaves_out_the_least_missed_goes_first() -> None
 
 def test_what_was_left_out_is_said_with_a_limit_that_holds_it() -> None:
     costs = profile(1.0)
-    wanted, chosen = quick(), fitted(quick(), costs, 4096, 120.0)
-    words = left_out(wanted, chosen, costs, 4096, 120.0)
+    wanted, chosen = quick(), fit_settings(quick(), costs, 4096, 120.0)
+    words = explain_left_out(wanted, chosen, costs, 4096, 120.0)
     assert words is not None
     assert words.startswith(
         "to fit 120 s: 1 of 4 workloads (without new-code, hard, editing-forced), answers of 16 tokens instead of 256, "
         "prompts of 16 tokens instead of 128, 1 prompt of each instead of 3, 1 lap instead of 3, "
     )
     assert "no static, no plain against plain; --time-limit " in words
-    later = left_out(wanted, chosen, costs, 4096, 111.0, 9.2)
+    later = explain_left_out(wanted, chosen, costs, 4096, 111.0, 9.2)
     assert later is not None
     assert later.startswith("to fit 111 s, after 9 s of loading and measuring passes: 1 of 4 workloads")
     enough = float(words.split("--time-limit ")[1].split()[0])
-    assert left_out(wanted, fitted(wanted, costs, 4096, enough), costs, 4096, enough) is None
-    assert left_out(wanted, wanted, costs, 4096, 120.0) is None
+    assert explain_left_out(wanted, fit_settings(wanted, costs, 4096, enough), costs, 4096, enough) is None
+    assert explain_left_out(wanted, wanted, costs, 4096, 120.0) is None
 
 
 def test_another_server_takes_its_time_where_it_can_run() -> None:

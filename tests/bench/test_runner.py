@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from paceline.bench.page import render
-from paceline.bench.plan import QUICK_WORKLOADS, fitted
-from paceline.bench.prompts import PromptKeeper
+from paceline.bench.plan import QUICK_WORKLOADS, fit_settings
+from paceline.bench.prompt_keeper import PromptKeeper
 from paceline.bench.results import BenchResult, VariantResult
 from paceline.bench.runner import Runner
 from paceline.bench.sessions import Answer, Contestant, Engines, Session
@@ -179,7 +179,7 @@ def test_answers_without_a_choice_are_those_that_were_recorded(
 
 
 def test_draws_that_loop_give_way_to_the_recorded_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.runner.loops", lambda token_ids: True)
+    monkeypatch.setattr("paceline.bench.runner.is_repetitive", lambda token_ids: True)
     laps = seeds_of_runs(monkeypatch, settings(temperature=0.8, num_static=1, laps=1))
     seeds = [seed for lap in laps for seed in lap]
     assert len(set(seeds[:3])) == 3
@@ -283,7 +283,7 @@ def test_a_slow_machine_has_something_to_show_within_two_minutes(pass_s: float) 
         workloads=QUICK_WORKLOADS, variants=("static", "auto"), tokens=256, prompts=3, num_static=1, coarse=True
     )
     start_s = loaded.clock.now_s()
-    chosen = fitted(wanted, costs, 4096, 120.0)
+    chosen = fit_settings(wanted, costs, 4096, 120.0)
     result = Runner(loaded, costs, chosen, remaining_s=lambda: 120.0 - (loaded.clock.now_s() - start_s)).run()
     assert loaded.clock.now_s() - start_s <= 120.0
     assert result.measured

@@ -8,10 +8,10 @@ from paceline.bench.sessions import Session
 from paceline.bench.variants import (
     PLAIN,
     VARIANT_NAMES,
-    Replayed,
     Variant,
-    best,
+    VariantReplay,
     check_variant_names,
+    pick_fastest,
     policy_variants,
     replay_all,
     static_variants,
@@ -52,11 +52,11 @@ def test_sampling_takes_its_time_with_and_without_drafts(recording: Recording) -
 
 
 def test_of_settings_that_did_the_same_only_one_runs() -> None:
-    def replayed(name: str, ratio: float, share: float | None) -> Replayed:
-        return Replayed(dataclasses.replace(of_length(1), name=name), ratio, ratio, share)
+    def replayed(name: str, ratio: float, share: float | None) -> VariantReplay:
+        return VariantReplay(dataclasses.replace(of_length(1), name=name), ratio, ratio, share)
 
     outcomes = [replayed("a", 1.1, 0.5), replayed("b", 1.3, 0.4), replayed("c", 1.3, 0.4), replayed("d", 1.3, 0.5)]
-    assert [each.variant.name for each in best(outcomes, 3)] == ["b", "d", "a"]
+    assert [each.variant.name for each in pick_fastest(outcomes, 3)] == ["b", "d", "a"]
 
 
 def test_names_come_from_the_registry_of_policies() -> None:

@@ -7,9 +7,9 @@ from html import escape
 from typing import Any, TypeAlias
 
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
-from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, short, tag, ticks, tip
-from paceline.bench.table import NOTHING_DRAFTED, drafted_nothing, interval, title
-from paceline.bench.variants import Replayed
+from paceline.bench.svg import Plot, Scale, diamond, format_tick, label, path, picture, tag, ticks, tooltip
+from paceline.bench.table import NOTHING_DRAFTED, drafted_nothing, format_interval, variant_title
+from paceline.bench.variants import VariantReplay
 from paceline.bench.workloads import MIXED
 from paceline.planning.costs.profile import PassCost
 
@@ -39,7 +39,7 @@ Point: TypeAlias = tuple[float, float, float]
 """Predicted chance, share that came true, how many there were."""
 
 
-def speeds(result: BenchResult) -> str:
+def draw_speeds(result: BenchResult) -> str:
     """Draw every variant of every workload as a point with its interval, and what replay says of it as a ring."""
     rows: list[tuple[WorkloadResult, VariantResult | None]] = []
     values = [1.0]
@@ -68,7 +68,7 @@ def speeds(result: BenchResult) -> str:
             last_place = place
             kind = "unity" if value == 1.0 else "grid"
             body.append(tag("line", x1=place, x2=place, y1=26, y2=height - 26, class_=kind))
-            words = "plain" if value == 1.0 else f"{short(value)}×"
+            words = "plain" if value == 1.0 else f"{format_tick(value)}×"
             body += [label(place, y, words, class_="tick", text_anchor="middle") for y in (18, height - 8)]
     y = 34.0
     for workload, variant in rows:
@@ -80,23 +80,23 @@ def speeds(result: BenchResult) -> str:
                 note = tag("tspan", escape(words), class_="note", dx=10)
             body.append(tag("text", escape(workload.name) + note, x=0, y=y - 12, class_="group"))
             continue
-        body.append(_speed_row(variant, scale, y + _ROW / 2))
+        body.append(_draw_speed_row(variant, scale, y + _ROW / 2))
         y += _ROW
     return picture(_WIDTH, height, "".join(body), "Speed of every variant on every workload, over plain's")
 
 
-def _speed_row(each: VariantResult, scale: Scale, y: float) -> str:
+def _draw_speed_row(each: VariantResult, scale: Scale, y: float) -> str:
     ratio, speed = each.ratio(), each.per_second()
     assert ratio is not None
     assert speed is not None
     kind = each.variant.kind
-    name = title(each)
-    words = f"{name}: {ratio.median:.3f} times plain, 95% {interval(ratio)}, {speed.median:.1f} tokens/s"
+    name = variant_title(each)
+    words = f"{name}: {ratio.median:.3f} times plain, 95% {format_interval(ratio)}, {speed.median:.1f} tokens/s"
     if each.replayed is not None:
         words += f"; by replay {each.replayed.ratio:.3f}"
     if drafted_nothing(each):
         words += f"; {NOTHING_DRAFTED}"
-    parts = [tip(words), tag("rect", x=0, y=y - _ROW / 2, width=_WIDTH, height=_ROW, class_="row")]
+    parts = [tooltip(words), tag("rect", x=0, y=y - _ROW / 2, width=_WIDTH, height=_ROW, class_="row")]
     parts.append(label(14, y + 4, name, class_=f"name {kind}"))
     x = scale(ratio.median)
     if ratio.low is not None and ratio.high is not None:
@@ -105,13 +105,13 @@ def _speed_row(each: VariantResult, scale: Scale, y: float) -> str:
         parts += [tag("line", x1=end, x2=end, y1=y - 4, y2=y + 4, class_=f"bar {kind}") for end in (low, high)]
     if each.replayed is not None:
         parts.append(tag("circle", cx=scale(each.replayed.ratio), cy=y, r=6.5, class_="replay"))
-    parts.append(_marker(kind, x, y))
+    parts.append(_draw_marker(kind, x, y))
     parts.append(label(_WIDTH - _FIGURES + 20, y + 4, f"{ratio.median:.2f}×", class_=f"figure {kind}"))
-    parts.append(label(_WIDTH - _FIGURES + 70, y + 4, interval(ratio).replace("-", ""), class_="tick"))
+    parts.append(label(_WIDTH - _FIGURES + 70, y + 4, format_interval(ratio).replace("-", ""), class_="tick"))
     return tag("g", "".join(parts), class_="speed")
 
 
-def _marker(kind: str, x: float, y: float) -> str:
+def _draw_marker(kind: str, x: float, y: float) -> str:
     """Return a kind's mark: kinds differ in shape too, not in colour alone."""
     if kind == "auto":
         return diamond(x, y, 6.5, class_="mark auto")
@@ -122,7 +122,7 @@ def _marker(kind: str, x: float, y: float) -> str:
     return tag("circle", cx=x, cy=y, r=4.5 if kind == "static" else 3.5, class_=f"mark {kind}")
 
 
-def legend(result: BenchResult) -> str:
+def draw_legend(result: BenchResult) -> str:
     """Say which mark is what; of the kinds that ran."""
     kinds = {each.variant.kind for workload in result.workloads for each in workload.variants}
     names = {
@@ -135,13 +135,13 @@ def legend(result: BenchResult) -> str:
     parts, x = [], 8.0
     for kind, words in names.items():
         if kind in kinds:
-            parts += [_marker(kind, x, 12.0), label(x + 12, 16, words, class_="tick")]
+            parts += [_draw_marker(kind, x, 12.0), label(x + 12, 16, words, class_="tick")]
             x += 40 + 6.6 * len(words)
     parts += [tag("circle", cx=x, cy=12.0, r=6.5, class_="replay"), label(x + 12, 16, "by replay", class_="tick")]
     return picture(_WIDTH, 24.0, "".join(parts), "Legend")
 
 
-def staircase(cost: PassCost, title: str, x_label: str) -> str:
+def draw_staircase(cost: PassCost, title: str, x_label: str) -> str:
     """Draw what passes take by their rows: medians with quartiles, and the line of one row at a time."""
     widths = [step for step in cost.widths if step.rows <= 32]
     top = 1.12 * max(step.high_s for step in widths) * 1e3
@@ -162,12 +162,12 @@ def staircase(cost: PassCost, title: str, x_label: str) -> str:
         note = "; cheaper than a narrower pass" if cheaper else ""
         body.append(tag("line", x1=place, x2=place, y1=low, y2=high, class_="bar c1"))
         mark = "mark c2" if cheaper else "mark c1"
-        body.append(tag("circle", tip(words + note), cx=place, cy=y(step.median_s * 1e3), r=4.5, class_=mark))
+        body.append(tag("circle", tooltip(words + note), cx=place, cy=y(step.median_s * 1e3), r=4.5, class_=mark))
     frame = Plot(x, y, [v for v in ticks(0, wide, 8) if v == int(v)], ticks(0, top, 5), x_label, "ms", title)
     return picture(470.0, 300.0, frame.draw("".join(body)), f"Time of a pass by its rows: {title}")
 
 
-def sweep(workload: WorkloadResult) -> str:
+def draw_sweep(workload: WorkloadResult) -> str:
     """Draw the replayed static settings as a grid of draft lengths by drafters and thresholds."""
     settings = [each for each in workload.static if each.variant.fixed is not None]
     if not settings:
@@ -194,17 +194,17 @@ def sweep(workload: WorkloadResult) -> str:
         for column, length in enumerate(lengths):
             each = found.get((drafters, p_min, length))
             if each is not None:
-                body.append(_cell(each, left + cell_w * column, y, cell_w, cell_h, chosen=each is best))
+                body.append(_draw_cell(each, left + cell_w * column, y, cell_w, cell_h, chosen=each is best))
     about = f"Replayed static settings on {workload.name}"
     return picture(width, height, "".join(body), about, widest=f"{width:.0f}px")
 
 
-def _cell(each: Replayed, x: float, y: float, width: float, height: float, *, chosen: bool) -> str:
+def _draw_cell(each: VariantReplay, x: float, y: float, width: float, height: float, *, chosen: bool) -> str:
     gain = each.ratio - 1.0
     kind = "gain" if gain >= 0 else "loss"
     strength = min(1.0, gain / 1.5 if gain >= 0 else -gain / 0.5)
     words = f"{each.variant.name}: {each.ratio:.3f} times plain"
-    body = tip(words) + tag(
+    body = tooltip(words) + tag(
         "rect",
         x=x + 1,
         y=y + 1,
@@ -220,7 +220,7 @@ def _cell(each: Replayed, x: float, y: float, width: float, height: float, *, ch
     return tag("g", body)
 
 
-def acceptance(workload: WorkloadResult, variants: Sequence[VariantResult]) -> str:
+def draw_acceptance(workload: WorkloadResult, variants: Sequence[VariantResult]) -> str:
     """Draw the share of drafts accepted at each depth, of those whose predecessors all were."""
     lines = [(each, each.by_depth()[:_DEEPEST]) for each in variants]
     lines = [(each, depths) for each, depths in lines if depths]
@@ -240,7 +240,7 @@ def acceptance(workload: WorkloadResult, variants: Sequence[VariantResult]) -> s
         body.append(path([(x(depth), y(share)) for depth, share, _ in points], class_=f"line {kind}"))
         for depth, share, tested in points:
             words = f"{each.variant.name}, depth {depth}: {share:.0%} of {tested}"
-            body.append(tag("g", tip(words) + _marker(kind, x(depth), y(share))))
+            body.append(tag("g", tooltip(words) + _draw_marker(kind, x(depth), y(share))))
     frame = Plot(
         x,
         y,
@@ -254,7 +254,7 @@ def acceptance(workload: WorkloadResult, variants: Sequence[VariantResult]) -> s
     return picture(_SMALL_WIDTH, _SMALL_HEIGHT, frame.draw("".join(body)), f"Acceptance by depth on {workload.name}")
 
 
-def reliability(title: str, by_drafter: Mapping[str, Sequence[Point]]) -> str:
+def draw_reliability(title: str, by_drafter: Mapping[str, Sequence[Point]]) -> str:
     """Draw predicted chances against what came true; the larger a circle, the more there were."""
     x, y = Scale(0.0, 1.0, _LEFT, _RIGHT), Scale(0.0, 1.0, _BOTTOM, _TOP)
     most = max((count for points in by_drafter.values() for _, _, count in points), default=1.0)
@@ -266,7 +266,7 @@ def reliability(title: str, by_drafter: Mapping[str, Sequence[Point]]) -> str:
             body.append(
                 tag(
                     "circle",
-                    tip(words),
+                    tooltip(words),
                     cx=x(predicted),
                     cy=y(actual),
                     r=radius,
@@ -279,7 +279,7 @@ def reliability(title: str, by_drafter: Mapping[str, Sequence[Point]]) -> str:
     return picture(_SMALL_WIDTH, _SMALL_HEIGHT, frame.draw("".join(body)), f"Predicted against actual: {title}")
 
 
-def ledger(title: str, entries: Sequence[Point]) -> str:
+def draw_ledger(title: str, entries: Sequence[Point]) -> str:
     """Draw the time lost against plain over the tokens written, and what may be lost at most."""
     debts = [1e3 * debt_s for _, debt_s, _ in entries]
     allowances = [1e3 * allowance_s for _, _, allowance_s in entries]
@@ -298,31 +298,31 @@ def ledger(title: str, entries: Sequence[Point]) -> str:
     return picture(_SMALL_WIDTH, _SMALL_HEIGHT, frame.draw("".join(body)), f"Time lost against plain: {title}")
 
 
-def calibration_of(snapshot: Mapping[str, Any] | None) -> dict[str, list[Point]]:
+def read_calibration(snapshot: Mapping[str, Any] | None) -> dict[str, list[Point]]:
     """Read what a policy says of its predictions: by drafter, (predicted, actual, count)."""
     told = (snapshot or {}).get("calibration") or {}
-    found = {str(name): [_point(point) for point in points if point[2] > 0] for name, points in told.items()}
+    found = {str(name): [_parse_point(point) for point in points if point[2] > 0] for name, points in told.items()}
     return {name: points for name, points in found.items() if points}
 
 
-def ledger_of(snapshot: Mapping[str, Any] | None) -> list[Point]:
+def read_ledger(snapshot: Mapping[str, Any] | None) -> list[Point]:
     """Read a policy's ledger: (tokens, seconds lost, seconds that may be lost)."""
     entries = (snapshot or {}).get("ledger") or []
     # More points than the picture has places to the pixel only make the page heavy; the last one says where it ended.
     step = max(1, len(entries) // _LEDGER_POINTS)
-    return [_point(entry) for entry in [*entries[:-1:step], *entries[-1:]]]
+    return [_parse_point(entry) for entry in [*entries[:-1:step], *entries[-1:]]]
 
 
-def _point(values: Sequence[float]) -> Point:
+def _parse_point(values: Sequence[float]) -> Point:
     first, second, third = values
     return float(first), float(second), float(third)
 
 
-def _length(each: Replayed) -> int:
+def _length(each: VariantReplay) -> int:
     assert each.variant.fixed is not None
     return each.variant.fixed.draft_max
 
 
-def _p_min(each: Replayed) -> float:
+def _p_min(each: VariantReplay) -> float:
     assert each.variant.fixed is not None
     return each.variant.fixed.p_min

@@ -57,16 +57,16 @@ def check_llama_server(executable: Path, target: ModelOptions, draft: ModelOptio
     if not executable.is_file():
         problem = "is a folder" if executable.is_dir() else "does not exist"
         raise InputError(f"{executable} {problem}: give the path of llama-server")
-    said = _said(executable, "--version")
+    said = _run_with_option(executable, "--version")
     version = next((line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("version:")), "")
     if not version:
         raise CapabilityError(f"{executable} --version names no version: give the path of llama-server")
-    if "--spec-type" not in _said(executable, "--help"):
+    if "--spec-type" not in _run_with_option(executable, "--help"):
         raise CapabilityError(f"llama-server {version} does not know --spec-type: give a newer one")
     return version
 
 
-def _said(executable: Path, option: str) -> str:
+def _run_with_option(executable: Path, option: str) -> str:
     try:
         outcome = subprocess.run([str(executable), option], capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -159,7 +159,7 @@ class LlamaServer:
             "cache_prompt": False,
             "return_tokens": True,
         }
-        with self._running(stopped) as ask:
+        with self._start_server(stopped) as ask:
             if self._drafts and not all(slot.get("speculative", True) for slot in ask("/slots", None)):
                 raise EngineError(f"{self._name} serves without drafting: see its own messages for why")
             said = ask("/completion", body)
@@ -175,7 +175,7 @@ class LlamaServer:
         return Answer(token_ids, seconds, rounds, int(timings.get("draft_n", 0)), num_accepted)
 
     @contextmanager
-    def _running(self, stopped: Stop) -> Iterator[_Ask]:
+    def _start_server(self, stopped: Stop) -> Iterator[_Client]:
         """Start the program, wait until it has loaded the model, yield what asks it, and end it."""
         with socket.socket() as free:
             free.bind((_HOST, 0))
@@ -190,7 +190,7 @@ class LlamaServer:
                 )
             except OSError as error:
                 raise EngineError(f"{self._name} does not start: {error}") from error
-            ask = _Ask(self._name, f"http://{_HOST}:{port}", process, pool, stopped)
+            ask = _Client(self._name, f"http://{_HOST}:{port}", process, pool, stopped)
             try:
                 give_up_s = time.monotonic() + _START_S
                 while not ask.is_healthy():
@@ -203,7 +203,7 @@ class LlamaServer:
                     # An interrupt on the terminal is for the server, too.
                     raise Stopped from None
                 why = str(error) or type(error).__name__
-                if not isinstance(error, ValueError) and (status := _status(process)) is not None:
+                if not isinstance(error, ValueError) and (status := _exit_status(process)) is not None:
                     log.seek(0)
                     words = log.read().decode("utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
                     why = f"it ended with status {status}: {words[-1].strip()}"
@@ -218,7 +218,7 @@ class LlamaServer:
                     process.wait()
 
 
-class _Ask:
+class _Client:
     """Asks a running server; a request waits in a thread, so that an interrupt is heard meanwhile."""
 
     def __init__(
@@ -238,7 +238,7 @@ class _Ask:
             ConnectionError: the program is gone.
             ValueError: it refused, or what it said is not JSON.
         """
-        return json.loads(self._wait(self._pool.submit(_request, self._url + path, body, _ANSWER_S)))
+        return json.loads(self._wait(self._pool.submit(_send_request, self._url + path, body, _ANSWER_S)))
 
     def is_healthy(self) -> bool:
         """Whether the model is loaded: until then the server refuses, or says that it is busy.
@@ -248,7 +248,7 @@ class _Ask:
             ConnectionError: the program is gone.
         """
         try:
-            self._wait(self._pool.submit(_request, f"{self._url}/health", None, _HEALTH_S))
+            self._wait(self._pool.submit(_send_request, f"{self._url}/health", None, _HEALTH_S))
         except (OSError, http.client.HTTPException, ValueError):
             if self._process.poll() is not None:
                 raise ConnectionError(f"{self._name} is gone") from None
@@ -263,7 +263,7 @@ class _Ask:
         return future.result()
 
 
-def _status(process: subprocess.Popen[bytes]) -> int | None:
+def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
     """Return the status of a process whose connection broke: it may take a moment to end."""
     try:
         return process.wait(1.0)
@@ -271,7 +271,7 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _request(url: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+def _send_request(url: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:

@@ -14,11 +14,11 @@ from paceline.bench.table import (
     FIGURES,
     NOTHING_DRAFTED,
     caption,
+    describe_texts,
     drafted_nothing,
-    figures,
-    texts,
-    title,
+    format_figures,
     unrest_words,
+    variant_title,
 )
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class Table:
 def render(result: BenchResult) -> str:
     """Return the page."""
     measured = [workload for workload in result.workloads if workload.measured]
-    steps = [charts.staircase(result.profile.target, "target: a whole round", "rows verified in one pass")]
+    steps = [charts.draw_staircase(result.profile.target, "target: a whole round", "rows verified in one pass")]
     if result.profile.draft is not None:
-        steps.append(charts.staircase(result.profile.draft, "draft model: a pass", "tokens fed"))
+        steps.append(charts.draw_staircase(result.profile.draft, "draft model: a pass", "tokens fed"))
     predictions, ledgers = _planning(measured)
     return template("paceline.bench", "report.html").render(
         style=style(),
@@ -87,10 +87,10 @@ def render(result: BenchResult) -> str:
         facts=_facts(result),
         tiles=_tiles(result),
         unrest=unrest_words(result),
-        legend=charts.legend(result) if measured else None,
-        speeds=charts.speeds(result) if measured else None,
+        legend=charts.draw_legend(result) if measured else None,
+        speeds=charts.draw_speeds(result) if measured else None,
         steps=steps,
-        sweeps=[charts.sweep(workload) for workload in result.workloads if workload.static],
+        sweeps=[charts.draw_sweep(workload) for workload in result.workloads if workload.static],
         acceptance=_acceptance(measured),
         predictions=predictions,
         ledgers=ledgers,
@@ -161,7 +161,7 @@ def _acceptance(measured: list[WorkloadResult]) -> list[str]:
     plots = []
     for workload in measured:
         chosen = [each for each in (workload.best("static"), workload.best("auto")) if each is not None]
-        plots.append(charts.acceptance(workload, chosen))
+        plots.append(charts.draw_acceptance(workload, chosen))
     return [plot for plot in plots if plot]
 
 
@@ -171,18 +171,20 @@ def _planning(measured: list[WorkloadResult]) -> tuple[list[str], list[str]]:
     for workload in measured:
         auto = workload.best("auto")
         snapshot = None if auto is None else auto.snapshot
-        by_drafter = charts.calibration_of(snapshot)
+        by_drafter = charts.read_calibration(snapshot)
         if by_drafter:
-            predictions.append(charts.reliability(workload.name, by_drafter))
-        entries = charts.ledger_of(snapshot)
+            predictions.append(charts.draw_reliability(workload.name, by_drafter))
+        entries = charts.read_ledger(snapshot)
         if entries:
-            ledgers.append(charts.ledger(workload.name, entries))
+            ledgers.append(charts.draw_ledger(workload.name, entries))
     return predictions, ledgers
 
 
 def _table(workload: WorkloadResult) -> Table:
     rows = tuple(
-        Row(title(each), each.variant.kind, (*figures(each), texts(each))) for each in workload.variants if each.laps()
+        Row(variant_title(each), each.variant.kind, (*format_figures(each), describe_texts(each)))
+        for each in workload.variants
+        if each.laps()
     )
     return Table(workload.name, caption(workload), rows)
 

@@ -163,7 +163,7 @@ class Forecast:
         return sum(self.prepare_s(name) + self._settings.laps * self.lap_s(name) for name in self._settings.workloads)
 
 
-def fitted(
+def fit_settings(
     settings: BenchSettings,
     profile: CostProfile,
     context_length: int,
@@ -189,7 +189,7 @@ def fitted(
         return Forecast(smaller, profile, context_length).total_s <= _USABLE * limit_s
 
     smaller = settings
-    for smaller in _shorter(settings, given):
+    for smaller in _iter_shorter(settings, given):
         if fits(smaller):
             return smaller
     for cut in ({}, *_LAST_CUTS):
@@ -204,7 +204,7 @@ def fitted(
     return smaller
 
 
-def _shorter(settings: BenchSettings, given: Collection[str]) -> Iterator[BenchSettings]:
+def _iter_shorter(settings: BenchSettings, given: Collection[str]) -> Iterator[BenchSettings]:
     """Yield settings with fewer prompts, shorter answers and fewer workloads, the first as they are."""
     counts = [len(settings.workloads)] if "workloads" in given else range(len(settings.workloads), 0, -1)
     tokens = [settings.tokens] if "tokens" in given else [settings.tokens, *(n for n in _TOKENS if n < settings.tokens)]
@@ -212,11 +212,11 @@ def _shorter(settings: BenchSettings, given: Collection[str]) -> Iterator[BenchS
         [settings.prompts] if "prompts" in given else [settings.prompts, *(n for n in _PROMPTS if n < settings.prompts)]
     )
     for count, num_tokens, num_prompts in itertools.product(counts, tokens, prompts):
-        workloads = _first(settings.workloads, count)
+        workloads = _choose_first(settings.workloads, count)
         yield dataclasses.replace(settings, workloads=workloads, tokens=num_tokens, prompts=num_prompts)
 
 
-def _first(workloads: Sequence[str], count: int) -> list[str]:
+def _choose_first(workloads: Sequence[str], count: int) -> list[str]:
     """Return so many of the workloads, a forced one among them if there is one: its answers never loop."""
     first, rest = list(workloads[:count]), workloads[count:]
     forced = [name for name in rest if name != MIXED and WORKLOADS[name].forced]
@@ -225,7 +225,7 @@ def _first(workloads: Sequence[str], count: int) -> list[str]:
     return first
 
 
-def left_out(
+def explain_left_out(
     wanted: BenchSettings,
     chosen: BenchSettings,
     profile: CostProfile,
@@ -237,7 +237,7 @@ def left_out(
 
     Args:
         wanted: what was asked for.
-        chosen: what :func:`fitted` made of it.
+        chosen: what :func:`fit_settings` made of it.
         profile: what passes cost.
         context_length: of the target.
         limit_s: seconds that it was fitted to.
@@ -265,12 +265,12 @@ def left_out(
         parts.append("no plain against plain")
     if not parts:
         return None
-    enough_s = needed_s(wanted, profile, context_length, spent_s)
+    enough_s = needed_limit_s(wanted, profile, context_length, spent_s)
     spent = f", after {spent_s:.0f} s of loading and measuring passes" if round(spent_s) else ""
     return f"to fit {limit_s:.0f} s{spent}: {', '.join(parts)}; --time-limit {enough_s} has room for all of it"
 
 
-def needed_s(settings: BenchSettings, profile: CostProfile, context_length: int, spent_s: float) -> int:
+def needed_limit_s(settings: BenchSettings, profile: CostProfile, context_length: int, spent_s: float) -> int:
     """Return a limit in seconds that has room for what is asked for and what was spent, rounded up to two digits."""
     seconds = spent_s + Forecast(settings, profile, context_length).total_s / _USABLE
     unit: int = 10 ** max(math.floor(math.log10(max(seconds, 1.0))) - 1, 0)

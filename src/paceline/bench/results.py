@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.intervals import Estimate, estimate
-from paceline.bench.sessions import Spent
-from paceline.bench.variants import Replayed, Variant
+from paceline.bench.sessions import TimeSpent
+from paceline.bench.variants import Variant, VariantReplay
 from paceline.bench.workloads import FORCED_SUFFIX
 from paceline.comparison import Trial
 from paceline.planning.costs.profile import CostProfile
@@ -50,7 +50,7 @@ class Pair:
     tested_by_depth: Mapping[int, int]
     accepted_by_depth: Mapping[int, int]
     seconds: float
-    spent: Spent | None
+    spent: TimeSpent | None
     differs_at: int | None
 
     @property
@@ -120,7 +120,7 @@ class VariantResult:
 
     variant: Variant
     lap_tasks: int = 1
-    replayed: Replayed | None = None
+    replayed: VariantReplay | None = None
     pairs: list[Pair] = field(default_factory=list)
     left_out: int = 0
     judgements: list[Judgement] = field(default_factory=list)
@@ -220,7 +220,7 @@ class WorkloadResult:
     looped: int = 0
     ended_early: int = 0
     tried: int = 0
-    static: list[Replayed] = field(default_factory=list)
+    static: list[VariantReplay] = field(default_factory=list)
     variants: list[VariantResult] = field(default_factory=list)
 
     @property

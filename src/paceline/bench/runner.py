@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from paceline.bench.looping import loops
-from paceline.bench.plan import Forecast, needed_s
+from paceline.bench.plan import Forecast, needed_limit_s
+from paceline.bench.repetition import is_repetitive
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
 from paceline.bench.sessions import Answer, Contestant, Engines, Session
 from paceline.bench.settings import MIN_ANSWER, BenchSettings
-from paceline.bench.tasks import Prepared, TaskFinder, ends_early
+from paceline.bench.tasks import PreparedTask, TaskFinder, ends_early
 from paceline.bench.variants import (
     PLAIN,
     SERVER_DRAFT_VARIANTS,
@@ -31,9 +31,9 @@ from paceline.bench.variants import (
     SERVER_PLAIN,
     STATIC,
     Kind,
-    Replayed,
     Variant,
-    best,
+    VariantReplay,
+    pick_fastest,
     policy_variants,
     replay_all,
     server_draft_and_ngram,
@@ -78,7 +78,7 @@ class _Contest:
     """A workload's variants while they run."""
 
     result: WorkloadResult
-    tasks: list[Prepared]
+    tasks: list[PreparedTask]
     lap_tasks: int
     contestants: list[Contestant] = field(default_factory=list)
     # Indexes of the variants that run; there was no time for the others.
@@ -86,7 +86,7 @@ class _Contest:
     # The first answers that differed from plain's, to be judged in the end, by variant and task.
     differing: dict[tuple[int, str], tuple[Task, int, Answer, Answer]] = field(default_factory=dict)
 
-    def lap(self, index: int) -> list[Prepared]:
+    def lap(self, index: int) -> list[PreparedTask]:
         """Return the tasks of a lap."""
         first = index * self.lap_tasks
         return [self.tasks[(first + place) % len(self.tasks)] for place in range(self.lap_tasks)]
@@ -144,8 +144,8 @@ class Runner:
         self._done_s = 0.0
         self._limit_s = remaining_s()
         self._plain = Session(engines, [], PLAIN.build(profile))
-        self._finder = TaskFinder(engines, settings, stopped=self._stopped, tell=self._progress)
-        self._prepared: dict[str, list[Prepared]] = {}
+        self._finder = TaskFinder(engines, settings, stopped=self._is_stopped, tell=self._progress)
+        self._prepared: dict[str, list[PreparedTask]] = {}
         self._found: dict[str, WorkloadResult] = {}
         self.result = BenchResult(
             machine or {},
@@ -191,7 +191,7 @@ class Runner:
         for contest in contests:
             for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
                 # Now, as explaining differences asks some of them to answer once more.
-                each.snapshot = _snapshot(contestant)
+                each.snapshot = _policy_snapshot(contestant)
         self._judge(contests)
         if self._interrupted() and self.result.ended_by == "done":
             self.result.ended_by = "interrupt"
@@ -200,7 +200,7 @@ class Runner:
         self.result.took_s = self._engines.clock.now_s() - started_s
         return self.result
 
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         """Return whether the user wants no more, or the time is over: of a slow machine one answer may take all."""
         return self._interrupted() or self._remaining_s() <= 0
 
@@ -208,7 +208,7 @@ class Runner:
         """Say what is known without a pair: how fast plain decoding is, and how long all of this takes."""
         round_s = self._profile.round_s(1)
         length = self._engines.target.capabilities.context_length
-        enough_s = needed_s(self._settings, self._profile, length, self._spent_s)
+        enough_s = needed_limit_s(self._settings, self._profile, length, self._spent_s)
         self.result.notes.append(
             f"plain decoding: {1 / round_s:.3g} t/s, by the passes that were measured first, of {round_s:.3g} s each; "
             f"what was to be measured takes about --time-limit {enough_s}"
@@ -266,7 +266,7 @@ class Runner:
                 self._found[name] = WorkloadResult(name, workload.about, workload.forced)
         return self._found[name]
 
-    def _tasks(self, name: str) -> list[Prepared]:
+    def _tasks(self, name: str) -> list[PreparedTask]:
         """Return the tasks of a workload that is not mixed: looked at, recorded, and kept for other uses."""
         if name not in self._prepared:
             # However long looking takes, most of a limit is for the pairs.
@@ -281,22 +281,22 @@ class Runner:
         return self._prepared[name]
 
     def _choose(
-        self, result: WorkloadResult, tasks: Sequence[Prepared], lap_tasks: int
-    ) -> list[tuple[Variant, Replayed | None]]:
+        self, result: WorkloadResult, tasks: Sequence[PreparedTask], lap_tasks: int
+    ) -> list[tuple[Variant, VariantReplay | None]]:
         """Replay all settings; return the variants to run, plain first, with what replay says of them."""
         settings = self._settings
         recordings = [each.recording for each in tasks]
-        chosen: list[tuple[Variant, Replayed | None]] = [(PLAIN, None)]
+        chosen: list[tuple[Variant, VariantReplay | None]] = [(PLAIN, None)]
 
         def advance() -> None:
-            if self._stopped():
+            if self._is_stopped():
                 raise Stopped
 
         for name in settings.variants:
             if name == STATIC:
                 sweep = list(static_variants(settings.drafters, coarse=settings.coarse))
                 result.static = replay_all(recordings, sweep, self._profile, lap_tasks=lap_tasks, advance=advance)
-                fastest = best(result.static, settings.num_static)
+                fastest = pick_fastest(result.static, settings.num_static)
             else:
                 candidates = list(policy_variants(name, settings.drafters))
                 replayed_all = replay_all(
@@ -307,7 +307,7 @@ class Runner:
                     lap_tasks=lap_tasks,
                     advance=advance,
                 )
-                fastest = best(replayed_all, 1)
+                fastest = pick_fastest(replayed_all, 1)
             chosen += [(replayed.variant, replayed) for replayed in fastest]
         if self._servers is not None:
             if result.forced:
@@ -318,7 +318,7 @@ class Runner:
         self._progress(f"{result.name}: settings chosen", self._forecast.replays_s)
         return chosen
 
-    def _server_variants(self, servers: Servers, tasks: Sequence[Prepared]) -> Iterator[Variant]:
+    def _server_variants(self, servers: Servers, tasks: Sequence[PreparedTask]) -> Iterator[Variant]:
         """Yield the server's settings that run: plain, and the best with n-grams, with a draft model and with both."""
         yield SERVER_PLAIN
         ngram = self._fastest(servers, SERVER_NGRAM_VARIANTS, tasks[0])
@@ -331,7 +331,7 @@ class Runner:
                 if ngram is not None:
                     yield server_draft_and_ngram(draft, ngram)
 
-    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: Prepared) -> Variant | None:
+    def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: PreparedTask) -> Variant | None:
         """Try a server's settings on a first prompt, as far as there is time for them; ``None`` if it takes none."""
         workload = prepared.task.workload
         fastest: Variant | None = None
@@ -350,7 +350,7 @@ class Runner:
                 continue
             finally:
                 self._progress(doing, self._forecast.run_s(workload))
-            speed = answer.per_second if self._tells_something(answer) else 0.0
+            speed = answer.per_second if self._is_informative(answer) else 0.0
             if fastest is None or speed > best_speed:
                 fastest, best_speed = variant, speed
         return fastest
@@ -411,11 +411,11 @@ class Runner:
                 self._progress(doing)
                 answer = self._answer(contest.contestants[index], task)
                 after = self._plain_answer(task)
-                if not all(self._tells_something(one) for one in (before, answer, after)):
+                if not all(self._is_informative(one) for one in (before, answer, after)):
                     each.left_out += 1
                     before = after
                     continue
-                pair = _pair(lap, task, before, answer, after)
+                pair = _make_pair(lap, task, before, answer, after)
                 each.pairs.append(pair)
                 if pair.differs_at is not None and answer.generation is not None:
                     key = (index, f"{task.workload} {task.name}")
@@ -434,23 +434,23 @@ class Runner:
             for draw in range(lap * _DRAWS, (lap + 1) * _DRAWS):
                 drawn = task.drawn_again(draw + 1)
                 answer = self._plain_answer(drawn)
-                if not ends_early(drawn, answer.token_ids) and not loops(answer.token_ids):
+                if not ends_early(drawn, answer.token_ids) and not is_repetitive(answer.token_ids):
                     return drawn, answer
         return task, self._plain_answer(task)
 
     @staticmethod
-    def _tells_something(answer: Answer) -> bool:
+    def _is_informative(answer: Answer) -> bool:
         """Whether an answer is long enough to be timed and, where it is not plain's, does not loop."""
         if answer.generation is not None:
             # Plain's text, which was looked at before; near-ties may end it at once.
             return len(answer.token_ids) >= 2
-        return len(answer.token_ids) >= MIN_ANSWER and not loops(answer.token_ids)
+        return len(answer.token_ids) >= MIN_ANSWER and not is_repetitive(answer.token_ids)
 
     def _answer(self, contestant: Contestant, task: Task) -> Answer:
-        return contestant.answer(task, self._settings.temperature, self._stopped)
+        return contestant.answer(task, self._settings.temperature, self._is_stopped)
 
     def _plain_answer(self, task: Task) -> Answer:
-        return self._plain.answer(task, self._settings.temperature, self._stopped, speculate=False)
+        return self._plain.answer(task, self._settings.temperature, self._is_stopped, speculate=False)
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -467,7 +467,7 @@ class Runner:
     def _verdict(self, session: Session, task: Task, plain: Generation, speculative: Generation) -> str:
         # Both are made again, which may take some tries, and the text is read seven times, or seventy.
         needed_s = 10 * self._forecast.run_s(task.workload)
-        if self.result.ended_by in ("interrupt", "error") or self._stopped() or self._remaining_s() < needed_s:
+        if self.result.ended_by in ("interrupt", "error") or self._is_stopped() or self._remaining_s() < needed_s:
             return "not judged"
         self._progress(f"{task.workload}: explaining a difference")
         session.reference_ids = task.reference_ids
@@ -480,7 +480,7 @@ class Runner:
                 plain,
                 speculative,
                 open_reader=self._engines.open_reader,
-                stopped=lambda: self._stopped() or self._remaining_s() <= 0,
+                stopped=lambda: self._is_stopped() or self._remaining_s() <= 0,
             )
         except PacelineError as error:
             self.result.notes.append(
@@ -490,7 +490,7 @@ class Runner:
         return "not judged" if divergence is None else divergence.verdict
 
 
-def _pair(lap: int, task: Task, before: Answer, answer: Answer, after: Answer) -> Pair:
+def _make_pair(lap: int, task: Task, before: Answer, answer: Answer, after: Answer) -> Pair:
     return Pair(
         lap=lap,
         task=task.name,
@@ -508,7 +508,7 @@ def _pair(lap: int, task: Task, before: Answer, answer: Answer, after: Answer) -
     )
 
 
-def _snapshot(contestant: Contestant) -> Mapping[str, Any] | None:
+def _policy_snapshot(contestant: Contestant) -> Mapping[str, Any] | None:
     """Return what a policy that plans says of its predictions and its ledger, as plain data; ``None`` of others."""
     told = contestant.policy.report() if isinstance(contestant, Session) else None
     if told is None:

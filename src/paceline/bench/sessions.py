@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.api import Model, Read, Wrap
-from paceline.bench.forcing import ForcedVerifier
-from paceline.bench.prompts import PromptKeeper
+from paceline.bench.forced_verifier import ForcedVerifier
+from paceline.bench.prompt_keeper import PromptKeeper
 from paceline.bench.workloads import Task
 from paceline.comparison import OpenReader, Stop, finish
 from paceline.core.clock import Clock, WallClock
@@ -51,7 +51,7 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class TimeSpent:
     """Where a session's seconds went; what is left of the answer's is paceline's own.
 
     Attributes:
@@ -93,7 +93,7 @@ class Answer:
     num_accepted: int
     tested_by_depth: Mapping[int, int] = field(default_factory=dict)
     accepted_by_depth: Mapping[int, int] = field(default_factory=dict)
-    spent: Spent | None = None
+    spent: TimeSpent | None = None
     generation: Generation | None = None
 
     @property
@@ -114,7 +114,7 @@ class Contestant(Protocol):
         ...
 
 
-class _Meter:
+class _DraftMeter:
     """Adds up the seconds that drafters took."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Session(Model):
     def __init__(self, engines: Engines, drafters: Sequence[str], policy: Policy) -> None:
         draft = engines.draft if "draft" in drafters else None
         built = build_drafters(drafters, target=engines.target, draft=draft, draft_tokens=engines.draft_tokens)
-        meter = _Meter()
+        meter = _DraftMeter()
         super().__init__(engines.target, built, policy, clock=engines.clock, observers=[meter], worker=engines.worker)
         self._meter = meter
         self._prompts = engines.target
@@ -155,7 +155,7 @@ class Session(Model):
             Stopped: the user wants no more; the request is cancelled.
         """
         drafters_s = self._meter.drafters_s
-        generation = finish(start(self, task, temperature, speculate=speculate), stopped)
+        generation = finish(start_answer(self, task, temperature, speculate=speculate), stopped)
         stats = generation.stats
         return Answer(
             generation.token_ids,
@@ -165,7 +165,7 @@ class Session(Model):
             stats.num_accepted,
             dict(stats.tested_by_depth),
             dict(stats.accepted_by_depth),
-            Spent(stats.phases.verify_s, stats.phases.sampling_s, self._meter.drafters_s - drafters_s),
+            TimeSpent(stats.phases.verify_s, stats.phases.sampling_s, self._meter.drafters_s - drafters_s),
             generation,
         )
 
@@ -205,7 +205,7 @@ class Session(Model):
             self.worker.call(self._driver.cancel_all)
 
 
-def start(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:
+def start_answer(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:
     """Start a task's answer.
 
     Raises:

@@ -23,7 +23,7 @@ def label(x: float, y: float, words: str, /, **attributes: object) -> str:
     return tag("text", escape(words), x=x, y=y, **attributes)
 
 
-def tip(words: str) -> str:
+def tooltip(words: str) -> str:
     """Return what a pointer that rests on an element is told."""
     return tag("title", escape(words))
 
@@ -87,7 +87,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
-def short(value: float) -> str:
+def format_tick(value: float) -> str:
     """Write a tick's value."""
     return f"{value:.10g}" if abs(value) < 1e4 else f"{value:.0f}"
 
@@ -122,11 +122,11 @@ class Plot:
         parts = []
         for value in self.y_ticks:
             place = self.y(value)
-            words = f"{value:.0%}" if self.percent else short(value)
+            words = f"{value:.0%}" if self.percent else format_tick(value)
             parts.append(tag("line", x1=left, x2=right, y1=place, y2=place, class_="grid"))
             parts.append(label(left - 6, place + 4, words, class_="tick", text_anchor="end"))
         for value in self.x_ticks:
-            parts.append(label(self.x(value), bottom + 16, short(value), class_="tick", text_anchor="middle"))
+            parts.append(label(self.x(value), bottom + 16, format_tick(value), class_="tick", text_anchor="middle"))
         parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
         parts.append(label((left + right) / 2, bottom + 33, self.x_label, class_="axis-label", text_anchor="middle"))
         # Above the axis rather than beside it, so that it can be read without turning the head.

@@ -87,8 +87,8 @@ def caption(workload: WorkloadResult) -> str:
     if workload.prompt_tokens:
         count = len(workload.prompt_tokens)
         parts.append(
-            f"{count} prompt{'s' * (count > 1)} of {_range(workload.prompt_tokens)} tokens, "
-            f"answers of {_range(workload.answer_tokens)}"
+            f"{count} prompt{'s' * (count > 1)} of {_format_range(workload.prompt_tokens)} tokens, "
+            f"answers of {_format_range(workload.answer_tokens)}"
         )
     if workload.looped:
         parts.append(f"left out: {workload.looped} of {workload.tried}, whose plain output loops")
@@ -97,7 +97,7 @@ def caption(workload: WorkloadResult) -> str:
     return "; ".join(parts)
 
 
-def title(each: VariantResult) -> str:
+def variant_title(each: VariantResult) -> str:
     """Name a variant by what its figures say."""
     return "plain against plain" if each.variant.kind == "plain" else each.variant.name
 
@@ -107,7 +107,7 @@ def drafted_nothing(each: VariantResult) -> bool:
     return bool(each.variant.drafters) and each.num_drafted == 0
 
 
-def figures(each: VariantResult) -> list[str]:
+def format_figures(each: VariantResult) -> list[str]:
     """Write the figures of a variant that finished a lap, in the order of :data:`FIGURES`."""
     ratio, speed = each.ratio(), each.per_second()
     assert ratio is not None
@@ -116,7 +116,7 @@ def figures(each: VariantResult) -> list[str]:
     return [
         f"{speed.median:.1f}",
         f"{ratio.median:.2f}",
-        interval(ratio),
+        format_interval(ratio),
         f"{min(each.by_task().values()):.2f}",
         _NONE if each.replayed is None else f"{each.replayed.ratio:.2f}",
         NOTHING_DRAFTED if drafted_nothing(each) else _NONE if share is None else f"{share:.0%}",
@@ -126,7 +126,7 @@ def figures(each: VariantResult) -> list[str]:
     ]
 
 
-def texts(each: VariantResult) -> str:
+def describe_texts(each: VariantResult) -> str:
     """Say whether a variant's texts were plain's, and if not, why."""
     if each.num_equal == len(each.pairs):
         forced = [pair.forced for pair in each.pairs]
@@ -141,7 +141,7 @@ def texts(each: VariantResult) -> str:
     return f"{each.num_equal} of {len(each.pairs)} equal" + (f": {reasons}" if reasons else "")
 
 
-def interval(value: Estimate | None) -> str:
+def format_interval(value: Estimate | None) -> str:
     """Write the interval of an estimate."""
     if value is None or value.low is None or value.high is None:
         return _NONE
@@ -181,8 +181,8 @@ def _workload_table(workload: WorkloadResult, left_out: Collection[str]) -> Tabl
     fastest = max((speed for each, speed in ran if not drafted_nothing(each)), default=0.0)
     for each, speed in ran:
         wins = speed == fastest and each.variant.kind != "plain" and not drafted_nothing(each)
-        shown = [cell for column, cell in zip(FIGURES, figures(each), strict=True) if column not in left_out]
-        table.add_row(title(each), *shown, texts(each), style="green" if wins else None)
+        shown = [cell for column, cell in zip(FIGURES, format_figures(each), strict=True) if column not in left_out]
+        table.add_row(variant_title(each), *shown, describe_texts(each), style="green" if wins else None)
     return table
 
 
@@ -206,17 +206,17 @@ def _summary(workloads: Sequence[WorkloadResult]) -> Table:
         table.add_column("auto over best static", justify="right")
     for workload in workloads:
         plain, server, static, auto = (workload.best(kind) for kind in ("plain", "server", "static", "auto"))
-        cells = [_ratio(plain), *([_ratio(server)] * has_server), _ratio(static)]
+        cells = [_format_ratio(plain), *([_format_ratio(server)] * has_server), _format_ratio(static)]
         for name in names:
-            cells.append(_ratio(next((each for each in workload.variants if each.variant.policy == name), None)))
+            cells.append(_format_ratio(next((each for each in workload.variants if each.variant.policy == name), None)))
         if has_auto:
             quotient = auto.against(static) if auto is not None and static is not None else None
-            cells.append(_NONE if quotient is None else f"{quotient.median:.2f} ({interval(quotient)})")
+            cells.append(_NONE if quotient is None else f"{quotient.median:.2f} ({format_interval(quotient)})")
         table.add_row(workload.name, *cells)
     return table
 
 
-def _ratio(each: VariantResult | None) -> str:
+def _format_ratio(each: VariantResult | None) -> str:
     if each is None or (ratio := each.ratio()) is None:
         return _NONE
     return f"{ratio.median:.2f}" + (f" ({NOTHING_DRAFTED})" if drafted_nothing(each) else "")
@@ -229,6 +229,6 @@ def _progress_words(result: BenchResult) -> str:
     return f"{min(counts)} to {max(counts)} of {result.laps} laps each"
 
 
-def _range(values: Sequence[int]) -> str:
+def _format_range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.looping import loops
+from paceline.bench.repetition import is_repetitive
 from paceline.bench.results import WorkloadResult
-from paceline.bench.sessions import Engines, Session, start
+from paceline.bench.sessions import Engines, Session, start_answer
 from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
@@ -21,7 +21,7 @@ _TRIES_PER_TASK = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedTask:
     """A task that is worth measuring.
 
     Attributes:
@@ -68,7 +68,7 @@ class TaskFinder:
         context_length = engines.target.capabilities.context_length
         self._sizes = Sizes(settings.tokens, context_length, settings.seed, settings.prompt_tokens)
 
-    def find(self, found: WorkloadResult, in_time: Callable[[], bool] = lambda: True) -> Iterator[Prepared]:
+    def find(self, found: WorkloadResult, in_time: Callable[[], bool] = lambda: True) -> Iterator[PreparedTask]:
         """Yield the tasks of a workload that is not mixed.
 
         Args:
@@ -88,18 +88,18 @@ class TaskFinder:
             started_s = self._engines.clock.now_s()
             self._plain.read(task.prompt_ids)
             read_s = self._engines.clock.now_s()
-            stream = start(self._plain, task, settings.temperature, speculate=False)
+            stream = start_answer(self._plain, task, settings.temperature, speculate=False)
             answer = finish(stream, self._stopped)
             answered_s = self._engines.clock.now_s()
             if ends_early(task, answer.token_ids):
                 found.ended_early += 1
-            elif not found.forced and loops(answer.token_ids):
+            elif not found.forced and is_repetitive(answer.token_ids):
                 found.looped += 1
             else:
                 kept += 1
                 self._tell(f"{name}: recording drafts of prompt {kept}")
                 recording = self._record(task, stream, answer)
-                yield Prepared(task, recording, read_s - started_s, answered_s - read_s)
+                yield PreparedTask(task, recording, read_s - started_s, answered_s - read_s)
 
     def _record(self, task: Task, stream: Stream, answer: Generation) -> Recording:
         """Record what every drafter would propose in an answer that is there."""

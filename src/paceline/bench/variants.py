@@ -167,7 +167,7 @@ def policy_variants(name: str, drafters: Sequence[str]) -> Iterator[Variant]:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class VariantReplay:
     """What a variant made of a workload's recordings in virtual time.
 
     Attributes:
@@ -195,7 +195,7 @@ def replay_all(
     learned: Learned | None = None,
     lap_tasks: int = 1,
     advance: Advance | None = None,
-) -> list[Replayed]:
+) -> list[VariantReplay]:
     """Replay every variant, each with a fresh policy; recordings follow each other in one session.
 
     Args:
@@ -213,7 +213,7 @@ def replay_all(
         outcome = replay(recordings, variant.build(costs, learned), costs, drafters=variant.drafters)
         seconds = lap_seconds(recordings, outcome, costs, lap_tasks)
         ratio = statistics.median(before / after for before, after in zip(plain_s, seconds, strict=True))
-        results.append(Replayed(variant, tokens / sum(seconds), ratio, outcome.accept_share))
+        results.append(VariantReplay(variant, tokens / sum(seconds), ratio, outcome.accept_share))
         if advance is not None:
             advance()
     return results
@@ -238,9 +238,9 @@ def lap_seconds(
     return [sum(seconds[start : start + lap_tasks]) for start in range(0, len(seconds), lap_tasks)]
 
 
-def best(replayed: Sequence[Replayed], count: int) -> list[Replayed]:
+def pick_fastest(replayed: Sequence[VariantReplay], count: int) -> list[VariantReplay]:
     """Return the fastest, the fastest first; of those that did the same in every way, only the one named first."""
-    different: dict[tuple[float, float | None], Replayed] = {}
+    different: dict[tuple[float, float | None], VariantReplay] = {}
     for each in replayed:
         different.setdefault((round(each.ratio, 9), each.accept_share), each)
     return sorted(different.values(), key=lambda each: -each.ratio)[:count]

@@ -138,20 +138,20 @@ class Workload:
         return self.name.endswith(FORCED_SUFFIX)
 
 
-def _texts(kind: str, seed: int) -> Iterator[tuple[str, str]]:
+def _iter_texts(kind: str, seed: int) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every held-out piece, in an order of the seed."""
     numbered = [(f"{kind}:{number}", text) for number, text in enumerate(heldout(kind), 1)]
     random.Random(f"{kind} {seed}").shuffle(numbered)
     yield from numbered
 
 
-def _free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = None) -> _Maker:
+def _make_free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = None) -> _Maker:
     """Return what cuts the beginnings of texts, kind after kind in turn, for the target to go on with."""
 
     def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
         room = sizes.prompt_room(sizes.prompt_tokens, sizes.tokens)
         turns = itertools.chain.from_iterable(
-            itertools.zip_longest(*(_texts(kind, sizes.seed) for kind in kinds), fillvalue=None)
+            itertools.zip_longest(*(_iter_texts(kind, sizes.seed) for kind in kinds), fillvalue=None)
         )
         for index, turn in enumerate(turn for turn in turns if turn is not None):
             prompt_ids = vocabulary.tokenize(turn[1])[:room]
@@ -167,9 +167,9 @@ def _free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = No
     return make
 
 
-def _structured_forced(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+def _iter_structured_forced(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
     room = sizes.prompt_room(sizes.prompt_tokens, sizes.tokens)
-    pairs = zip(_texts("json", sizes.seed), _texts("logs", sizes.seed), strict=False)
+    pairs = zip(_iter_texts("json", sizes.seed), _iter_texts("logs", sizes.seed), strict=False)
     for index, (text_name, text) in enumerate(itertools.chain.from_iterable(pairs)):
         token_ids = vocabulary.tokenize(text)
         reference = token_ids[room : room + sizes.tokens]
@@ -184,14 +184,14 @@ def _structured_forced(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
             )
 
 
-def _editing(name: str) -> _Maker:
+def _make_editing(name: str) -> _Maker:
     def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
         framing = vocabulary.tokenize(_AFTER_FILE, add_special=False)
         # A little more than the answer holds, so that it does not end before it is as long as it may be.
         wanted = sizes.tokens + sizes.tokens // 4
         room = sizes.prompt_room(wanted + len(framing), sizes.tokens) - len(framing)
-        for index, (text_name, text) in enumerate(_texts("code", sizes.seed)):
-            file = _whole_lines(vocabulary, vocabulary.tokenize(text, add_special=False)[: max(room - 1, 1)])
+        for index, (text_name, text) in enumerate(_iter_texts("code", sizes.seed)):
+            file = _cut_to_lines(vocabulary, vocabulary.tokenize(text, add_special=False)[: max(room - 1, 1)])
             prompt_ids = vocabulary.tokenize(file)[: max(room, 1)] + framing
             edited = edit(file, random.Random(f"edit {text_name} {sizes.seed}"))
             reference = tuple(vocabulary.tokenize(edited, add_special=False)[: sizes.tokens])
@@ -208,19 +208,21 @@ def _editing(name: str) -> _Maker:
     return make
 
 
-def _summary(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+def _iter_summaries(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
     lead = vocabulary.tokenize(_AFTER_PASSAGE, add_special=False)
     room = sizes.prompt_room(PASSAGES_AS_LONG * sizes.prompt_tokens + len(lead), sizes.tokens) - len(lead)
-    for index, (text_name, text) in enumerate(_texts("prose", sizes.seed)):
+    for index, (text_name, text) in enumerate(_iter_texts("prose", sizes.seed)):
         prompt_ids = vocabulary.tokenize(text)[: max(room, 1)] + lead
         yield Task("summary", text_name, tuple(prompt_ids), sizes.tokens, sizes.seed + index)
 
 
-def _long_prompt(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
+def _iter_long_prompts(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
     answer = min(LONG_PROMPT_ANSWER, sizes.tokens)
     room = sizes.prompt_room(LONG_PROMPT_TOKENS, answer)
     token_ids: list[int] = []
-    kinds = itertools.chain.from_iterable(zip(_texts("prose", sizes.seed), _texts("code", sizes.seed), strict=False))
+    kinds = itertools.chain.from_iterable(
+        zip(_iter_texts("prose", sizes.seed), _iter_texts("code", sizes.seed), strict=False)
+    )
     index, first = 0, ""
     for text_name, text in kinds:
         first = first or text_name
@@ -236,35 +238,37 @@ _HARD: Final[GenerateOptions] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "
 WORKLOADS: Final[Mapping[str, Workload]] = {
     workload.name: workload
     for workload in (
-        Workload("new-code", "the beginning of a file, for the target to go on with", _free("new-code", ["code"])),
+        Workload("new-code", "the beginning of a file, for the target to go on with", _make_free("new-code", ["code"])),
         Workload(
-            "editing", "a file, and the target goes on after 'the same file after the changes'", _editing("editing")
+            "editing",
+            "a file, and the target goes on after 'the same file after the changes'",
+            _make_editing("editing"),
         ),
         Workload(
             "editing-forced",
             "a file; the target is made to repeat it with a few changes, at full cost",
-            _editing("editing-forced"),
+            _make_editing("editing-forced"),
         ),
-        Workload("summary", "a passage of prose, and the target goes on after 'In summary,'", _summary),
+        Workload("summary", "a passage of prose, and the target goes on after 'In summary,'", _iter_summaries),
         Workload(
             "structured",
             "beginnings of JSON and logs, for the target to go on with",
-            _free("structured", ["json", "logs"]),
+            _make_free("structured", ["json", "logs"]),
         ),
         Workload(
             "structured-forced",
             "beginnings of JSON and logs; the target is made to follow the real rest, at full cost",
-            _structured_forced,
+            _iter_structured_forced,
         ),
         Workload(
             "hard",
             "prose sampled at temperature 1 from the whole distribution, whatever --temp says: high entropy",
-            _free("hard", ["prose"], _HARD),
+            _make_free("hard", ["prose"], _HARD),
         ),
         Workload(
             "long-prompt",
             f"up to {LONG_PROMPT_TOKENS} tokens of prose and code, and an answer of {LONG_PROMPT_ANSWER}",
-            _long_prompt,
+            _iter_long_prompts,
         ),
     )
 }
@@ -325,7 +329,7 @@ def edit(text: str, rng: random.Random) -> str:
     return "".join(lines)
 
 
-def _whole_lines(vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
+def _cut_to_lines(vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
     """Return the text of tokens up to the end of its last whole line, or all of it if it is one line."""
     data = b"".join(vocabulary.token_bytes(token_id) for token_id in token_ids)
     text = data.decode("utf-8", errors="ignore")

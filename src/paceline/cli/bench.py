@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.bench.llama_server import LlamaServers, check_llama_server
 from paceline.bench.page import render
-from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, fitted, left_out
+from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
 from paceline.bench.results import BenchResult
 from paceline.bench.runner import Runner
 from paceline.bench.sessions import Engines, wall_engines
@@ -293,8 +293,8 @@ def bench(
         cut = None
         if limit_s is not None:
             length, left_s = engines.target.capabilities.context_length, remaining_s()
-            wanted, settings = settings, fitted(settings, profile, length, left_s, given=given)
-            cut = left_out(wanted, settings, profile, length, left_s, limit_s - left_s)
+            wanted, settings = settings, fit_settings(settings, profile, length, left_s, given=given)
+            cut = explain_left_out(wanted, settings, profile, length, left_s, limit_s - left_s)
         servers = None
         if server is not None:
             context_length = engines.target.capabilities.context_length

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from paceline.bench.looping import loops
+from paceline.bench.repetition import is_repetitive
 from paceline.bench.sessions import Engines, Session
 from paceline.bench.tasks import ends_early
 from paceline.bench.workloads import Task
@@ -132,7 +132,7 @@ class Answers:
                 written = WrittenAnswer(task, kept.token_ids, kept.finish_reason, kept.places, passes_s).cut(
                     task.max_tokens
                 )
-                if not ends_early(task, written.token_ids) and not loops(written.token_ids):
+                if not ends_early(task, written.token_ids) and not is_repetitive(written.token_ids):
                     found.append(written)
                     report(len(found))
         return found
@@ -144,7 +144,7 @@ class Answers:
             kept = self._known.get(_answer_key(task))
             if count and kept is not None and kept.serves(task):
                 token_ids = kept.token_ids[: task.max_tokens]
-                count -= not ends_early(task, token_ids) and not loops(token_ids)
+                count -= not ends_early(task, token_ids) and not is_repetitive(token_ids)
         return count
 
     def _answer(self, session: Session, task: Task, stopped: Stop) -> tuple[_StoredAnswer, float]:

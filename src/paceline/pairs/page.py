@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from paceline.bench.charts import staircase
+from paceline.bench.charts import draw_staircase
 from paceline.bench.page import Tile, style, template
-from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tip
+from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tooltip
 from paceline.pairs.candidate_report import CandidateReport, verdict
 from paceline.pairs.measures import ALL, Ratio
 from paceline.sizes import count_text, size_text
@@ -168,7 +168,7 @@ def _pictures(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.prediction is not None:
         pictures += [_draw_lengths(diagnosis.prediction), _draw_survival(diagnosis)]
     if diagnosis.profile is not None:
-        pictures.append(staircase(diagnosis.profile.target, "target: a whole round", "rows verified in one pass"))
+        pictures.append(draw_staircase(diagnosis.profile.target, "target: a whole round", "rows verified in one pass"))
     return pictures
 
 
@@ -209,7 +209,7 @@ def _speed_row(kind: str, speed: Speed, scale: Scale, y: float) -> str:
     gain = speed.gain
     words = f"{name}: {gain.value:.3f} times plain, {speed.per_second.value:.1f} tokens/s"
     parts = [
-        tip(words),
+        tooltip(words),
         tag("rect", x=0, y=y - _ROW / 2, width=_WIDTH, height=_ROW, class_="row"),
         label(14, y + 4, name, class_=f"name {kind}"),
     ]
@@ -238,7 +238,7 @@ def _draw_lengths(prediction: Prediction) -> str:
         tag("line", x1=x.start, x2=x.end, y1=y(1.0), y2=y(1.0), class_="unity"),
         tag(
             "line",
-            tip(f"auto: {prediction.auto.gain.value:.3f} times plain"),
+            tooltip(f"auto: {prediction.auto.gain.value:.3f} times plain"),
             x1=x.start,
             x2=x.end,
             y1=y(prediction.auto.gain.value),
@@ -249,7 +249,7 @@ def _draw_lengths(prediction: Prediction) -> str:
         path([(x(length), y(gain)) for length, gain in prediction.lengths], class_="line static"),
     ]
     for length, gain in prediction.lengths:
-        words = tip(f"draft-max {length}: {gain:.3f} times plain")
+        words = tooltip(f"draft-max {length}: {gain:.3f} times plain")
         body.append(tag("circle", words, cx=x(length), cy=y(gain), r=4.5, class_="mark static"))
     frame = Plot(
         x,
@@ -274,7 +274,7 @@ def _draw_survival(diagnosis: Diagnosis) -> str:
         points = [(depth.depth, depth.survival) for depth in diagnosis.survival[kind] if depth.survival is not None]
         body.append(path([(x(depth), y(share)) for depth, share in points], class_=f"line {line}"))
         for depth, share in points:
-            words = tip(f"{kind}: {share:.1%} are right down to depth {depth}")
+            words = tooltip(f"{kind}: {share:.1%} are right down to depth {depth}")
             body.append(tag("circle", words, cx=x(depth), cy=y(share), r=3.5, class_=f"mark {line}"))
         body.append(label(300, 74 + 16 * index, kind, class_=f"name {line}"))
     frame = Plot(

@@ -14,6 +14,6 @@ def distinct_share(token_ids: Sequence[int], size: int = 4) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def loops(token_ids: Sequence[int]) -> bool:
+def is_repetitive(token_ids: Sequence[int]) -> bool:
     """Return whether a text repeats itself."""
     return distinct_share(token_ids) < LOOPING_BELOW

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.bench import sessions
-from paceline.bench.forcing import ForcedVerifier
-from paceline.bench.sessions import Session, start
+from paceline.bench.forced_verifier import ForcedVerifier
+from paceline.bench.sessions import Session, start_answer
 from paceline.bench.workloads import Task
 from paceline.comparison import finish
 from paceline.core.params import SamplingParams
@@ -28,14 +28,14 @@ def test_every_run_says_the_reference(drafters: list[str], temperature: float) -
     loaded = engines()
     with Session(loaded, drafters, FixedPolicy(4) if drafters else NO_SPECULATION) as session:
         for speculate in (False, True):
-            answer = finish(start(session, TASK, temperature, speculate=speculate), lambda: False)
+            answer = finish(start_answer(session, TASK, temperature, speculate=speculate), lambda: False)
             assert tuple(answer.token_ids) == REFERENCE
             assert answer.finish_reason == "length"
 
 
 def test_plain_runs_cost_a_pass_for_every_token() -> None:
     with Session(engines(), [], NO_SPECULATION) as session:
-        stats = finish(start(session, TASK, 0.0, speculate=False), lambda: False).stats
+        stats = finish(start_answer(session, TASK, 0.0, speculate=False), lambda: False).stats
     assert stats.rounds == len(REFERENCE) - 1
     assert stats.decode_s == pytest.approx(PASS_S * (len(REFERENCE) - 1))
 
@@ -50,7 +50,7 @@ def test_a_draft_is_accepted_where_it_is_the_reference_and_only_there(monkeypatc
     drafter = ForcedDrafter(paths, name="suffix")
     monkeypatch.setattr(sessions, "build_drafters", lambda *names, **engines: [drafter])
     session = Session(engines(), ["suffix"], FixedPolicy(3))
-    answer = finish(start(session, TASK, 0.0, speculate=True), lambda: False)
+    answer = finish(start_answer(session, TASK, 0.0, speculate=True), lambda: False)
     assert tuple(answer.token_ids) == REFERENCE
     stats = answer.stats
     # 40 tokens come in 13 rounds of three and one of a single token, with no room left for drafts.
@@ -64,7 +64,7 @@ def test_a_draft_is_accepted_where_it_is_the_reference_and_only_there(monkeypatc
 def test_the_draft_model_is_judged_by_the_reference_not_by_the_target() -> None:
     """The draft says what the target would say, which is not the reference: all of it is paid for and turned down."""
     with Session(engines(), ["draft"], FixedPolicy(2)) as session:
-        stats = finish(start(session, TASK, 0.0, speculate=True), lambda: False).stats
+        stats = finish(start_answer(session, TASK, 0.0, speculate=True), lambda: False).stats
     model = counting_model()
     lucky = sum(int(model([before]).argmax()) == after for before, after in itertools.pairwise(REFERENCE))
     assert stats.num_accepted <= lucky
@@ -74,7 +74,7 @@ def test_the_draft_model_is_judged_by_the_reference_not_by_the_target() -> None:
 def test_past_the_reference_the_target_speaks_for_itself() -> None:
     task = Task("editing-forced", "code:1", (1, 2, 3), 10, reference_ids=(9, 8))
     with Session(engines(), ["draft"], FixedPolicy(3)) as session:
-        answer = finish(start(session, task, 0.0, speculate=True), lambda: False)
+        answer = finish(start_answer(session, task, 0.0, speculate=True), lambda: False)
     expected = [9, 8]
     while len(expected) < 10:
         expected.append((5 * expected[-1] + 7) % 256)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.bench.prompts import PromptKeeper
-from paceline.bench.sessions import Engines, Session, start
+from paceline.bench.prompt_keeper import PromptKeeper
+from paceline.bench.sessions import Engines, Session, start_answer
 from paceline.bench.workloads import Task
 from paceline.comparison import Stopped, finish
 from paceline.core.clock import VirtualClock
@@ -81,7 +81,7 @@ def test_answers_are_the_same_and_every_session_starts_from_the_prompt() -> None
     plain = Session(loaded, [], NO_SPECULATION)
     drafting = Session(loaded, ["draft"], FixedPolicy(3))
     answers = [
-        finish(start(session, TASK, 0.0, speculate=session is drafting), lambda: False)
+        finish(start_answer(session, TASK, 0.0, speculate=session is drafting), lambda: False)
         for session in (plain, drafting, plain)
     ]
     expected = [5 * PROMPT[-1] + 7]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from paceline.bench.looping import LOOPING_BELOW, distinct_share, loops
+from paceline.bench.repetition import LOOPING_BELOW, distinct_share, is_repetitive
 
 
 def test_counts_four_grams() -> None:
@@ -25,9 +25,9 @@ def test_too_short_to_repeat() -> None:
 
 
 def test_a_text_loops_below_the_share_and_not_at_it() -> None:
-    assert loops([1, 2] * 20)
-    assert not loops(list(range(40)))
+    assert is_repetitive([1, 2] * 20)
+    assert not is_repetitive(list(range(40)))
     # Five 4-grams and then the same five again: ten, of which five differ, and the one in between.
     text = list(range(8)) + list(range(8))
     assert distinct_share(text) >= LOOPING_BELOW
-    assert not loops(text)
+    assert not is_repetitive(text)
