@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 
 _PROFILING_SHARE: Final = 0.17
 """Of the time for a candidate, that measuring what passes cost may take."""
-_ANSWERING_SHARE: Final = 0.65
-"""Of the time for a candidate, after which no further answer is begun."""
 _USABLE: Final = 0.85
 """Of what is left after the passes were measured; the rest is for what the forecast cannot know."""
 
@@ -294,7 +292,7 @@ class Examiner:
     ) -> tuple[list[WrittenAnswer], bool]:
         """Return answers, and whether there was no time for all of them."""
         tasks = self._make_tasks(engines, plan.tokens)
-        latest_s = ends_s - (1 - _ANSWERING_SHARE) * self._budget_s - steps.answer_s(plan.tokens)
+        latest_s = ends_s - steps.answer_s(plan.tokens) - steps.after_answers_s(plan)
         is_late = False
 
         def in_time() -> bool:
@@ -427,6 +425,10 @@ class StepSeconds:
         place_s = (depth + 1) * (self.profile.draft_s() + _LEVEL_S) + _COMPARE_S + _COMPARE_ID_S * self.vocabulary_size
         return tokens * place_s + self.replays_s(tokens)
 
+    def after_answers_s(self, plan: Plan) -> float:
+        """Return the seconds of all that comes after the answers."""
+        return plan.texts * self.text_s(plan.tokens, plan.depth) + plan.calibrates * self.calibration_s
+
 
 def plan_of(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int]) -> Plan:
     """Return the most that is forecast to fit into the time there is; the least where nothing does.
@@ -438,9 +440,8 @@ def plan_of(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int
     """
     plans = [*(Plan(*shape) for shape in _SHAPES), *(Plan(*shape, calibrates=False) for shape in _LAST_SHAPES)]
     for plan in plans:
-        needed_s = missing(plan.texts, plan.tokens) * steps.answer_s(plan.tokens)
-        needed_s += plan.texts * steps.text_s(plan.tokens, plan.depth)
-        if needed_s + plan.calibrates * steps.calibration_s <= _USABLE * left_s:
+        answers_s = missing(plan.texts, plan.tokens) * steps.answer_s(plan.tokens)
+        if answers_s + steps.after_answers_s(plan) <= _USABLE * left_s:
             return plan
     return plans[-1]
 
