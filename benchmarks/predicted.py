@@ -25,7 +25,7 @@ from paceline.bench.repetition import is_repetitive
 from paceline.bench.sessions import Answer, Engines, Session, wall_engines
 from paceline.bench.tasks import ends_early
 from paceline.bench.workloads import Task
-from paceline.cli.engines import opened
+from paceline.cli.engines import open_engines
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
@@ -149,7 +149,7 @@ def _compared(
     diagnosis = examiner.examine(draft, draft_options)
     if diagnosis.prediction is None:
         raise InputError(f"{draft}: {diagnosis.error}")
-    with Worker() as worker, worker.entered(opened(target_options, draft_options)) as pair:
+    with Worker() as worker, worker.entered(open_engines(target_options, draft_options)) as pair:
         engines = wall_engines(pair.target, pair.draft, worker)
         # As kept just now.
         profile = worker.call(

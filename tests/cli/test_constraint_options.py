@@ -66,9 +66,9 @@ def test_bad_ones_are_refused_in_a_line(invoke: Invoke, flags: tuple[str, ...], 
 
 
 def test_the_sources_are_those_of_the_library() -> None:
-    from paceline.cli.constraint_options import asked_source
+    from paceline.cli.constraint_options import read_source
 
-    assert asked_source(None, None, None, None) is None
-    assert asked_source(SCHEMA, None, None, None) == JsonSchema(SCHEMA)
-    assert asked_source(SCHEMA, None, None, None, strict=False) == JsonSchema(SCHEMA, strict=False)
-    assert asked_source(None, None, "root ::= [a]", None) == Gbnf("root ::= [a]")
+    assert read_source(None, None, None, None) is None
+    assert read_source(SCHEMA, None, None, None) == JsonSchema(SCHEMA)
+    assert read_source(SCHEMA, None, None, None, strict=False) == JsonSchema(SCHEMA, strict=False)
+    assert read_source(None, None, "root ::= [a]", None) == Gbnf("root ::= [a]")

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli import demo as command
-from paceline.cli.race_view import STACKED_BELOW, legend, picture, play, verdict_line
+from paceline.cli.race_view import STACKED_BELOW, draw_lanes, legend, play_race, verdict_line
 from paceline.cli.setup import Setup
 from paceline.models.embedded import embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy
@@ -135,7 +135,7 @@ def console(*, columns: int = 100, lines: int = 30, **options: Any) -> Console:
 
 def shown(screen: Console, at_s: float, raced: Race | None = None) -> str:
     with screen.capture() as captured:
-        screen.print(picture(screen, raced or race(), at_s))
+        screen.print(draw_lanes(screen, raced or race(), at_s))
     return captured.get()
 
 
@@ -194,7 +194,7 @@ def test_a_terminal_does_not_obey_the_text() -> None:
 def replayed(screen: Console, raced: Race, stopped: Callable[[], bool] = lambda: False) -> list[float]:
     """Replay a race in virtual time; return what was waited for."""
     waits: list[float] = []
-    play(screen, raced, stopped=stopped, now_s=lambda: sum(waits), sleep=waits.append)
+    play_race(screen, raced, stopped=stopped, now_s=lambda: sum(waits), sleep=waits.append)
     return waits
 
 
@@ -224,8 +224,8 @@ def test_the_end_is_told_in_plain_words(raced: Race, words: str) -> None:
 
 def test_the_race_that_is_shown_is_the_median() -> None:
     tries = [race(seconds=seconds) for seconds in (5.0, 2.0, 2.5)]
-    assert command.median(tries) is tries[2]
-    assert command.spread_words(tries) == "the median of 3 tries, of 0.80x to 2.00x"
+    assert command.median_race(tries) is tries[2]
+    assert command.describe_spread(tries) == "the median of 3 tries, of 0.80x to 2.00x"
 
 
 @pytest.mark.parametrize(
@@ -235,10 +235,10 @@ def test_the_race_that_is_shown_is_the_median() -> None:
 def test_a_slow_machine_has_shorter_answers_and_one_race_and_is_told(
     per_second: float, tokens: list[int], tries: int
 ) -> None:
-    planned = [command.plan(scene, per_second) for scene in command.SCENES]
+    planned = [command.plan_races(scene, per_second) for scene in command.SCENES]
     assert [length for length, _ in planned] == tokens
     assert planned[0][1] == tries
-    words = command.slow_words(per_second)
+    words = command.describe_slow(per_second)
     assert (words is None) == all(count == 3 for _, count in planned)
     if words is not None:
         assert f"answers have {tokens[0]} and {tokens[1]} tokens" in words
@@ -247,10 +247,10 @@ def test_a_slow_machine_has_shorter_answers_and_one_race_and_is_told(
 def test_a_busy_machine_is_told_of() -> None:
     quick = race()
     slow = Lane(quick.plain.token_ids, [Piece(each.text, each.source, 1.5 * each.at_s) for each in quick.plain.pieces])
-    said = command.spread_words([quick, dataclasses.replace(quick, plain=slow), quick])
+    said = command.describe_spread([quick, dataclasses.replace(quick, plain=slow), quick])
     assert "plain decoding alone took 4.0 to 6.0 s" in said
-    assert command.busy_words(0.1) is None
-    assert (command.busy_words(1.25) or "").startswith("other programs use 1.2 of ")
+    assert command.describe_busy(0.1) is None
+    assert (command.describe_busy(1.25) or "").startswith("other programs use 1.2 of ")
 
 
 def test_other_programs_are_what_the_cores_did_beside_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

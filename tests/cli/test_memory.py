@@ -18,7 +18,7 @@ from rich.console import Console
 
 from paceline.cli import memory, progress
 from paceline.cli.memory import memory_json, print_memory_plan
-from paceline.cli.progress import after_first
+from paceline.cli.progress import show_prompt_progress
 from paceline.engines.llama_cpp import loading
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.memory import MemoryPlan
@@ -136,10 +136,10 @@ def test_a_terminal_shows_how_far_a_first_pass_is(monkeypatch: pytest.MonkeyPatc
         yield 2
 
     engine = SimpleNamespace(slow_passes=slow)
-    assert list(after_first(rounds(), engine)) == [1, 2]
+    assert list(show_prompt_progress(rounds(), engine)) == [1, 2]
     file.truncate(0)
-    assert list(after_first(iter([1, 2]), engine, silent=True)) == [1, 2]
-    assert list(after_first(iter([1, 2]), SimpleNamespace())) == [1, 2]
+    assert list(show_prompt_progress(iter([1, 2]), engine, silent=True)) == [1, 2]
+    assert list(show_prompt_progress(iter([1, 2]), SimpleNamespace())) == [1, 2]
     assert file.getvalue().strip("\0") == ""
 
 

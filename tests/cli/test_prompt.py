@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.prompt import typed_text
+from paceline.cli.prompt import read_typed_text
 from paceline.core.errors import InputError
 
 
@@ -20,11 +20,11 @@ from paceline.core.errors import InputError
     ],
 )
 def test_escapes_are_those_of_llama_cpp(typed: str, text: str) -> None:
-    assert typed_text(typed, "-p", escape=True) == text
+    assert read_typed_text(typed, "-p", escape=True) == text
 
 
 def test_without_escapes_backslashes_are_text() -> None:
-    assert typed_text(r"\xE2\n", "-p", escape=False) == r"\xE2\n"
+    assert read_typed_text(r"\xE2\n", "-p", escape=False) == r"\xE2\n"
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_without_escapes_backslashes_are_text() -> None:
 )
 def test_bytes_that_are_no_text_are_refused_by_the_options_name(typed: str, escape: bool, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        typed_text(typed, "--stop", escape=escape)
+        read_typed_text(typed, "--stop", escape=escape)
     assert str(caught.value).startswith(words)

@@ -25,10 +25,10 @@ from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_n
 from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
-from paceline.cli.downloads import located_pair
-from paceline.cli.engines import opened
+from paceline.cli.downloads import locate_pair
+from paceline.cli.engines import open_engines
 from paceline.cli.inflate import LARGE_PRESET, large_target
-from paceline.cli.interrupts import interrupts_held
+from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
     ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
@@ -220,10 +220,10 @@ def bench(
     # All variants have the same one, though it be drawn.
     seed = SamplingParams(temperature=temp, seed=seed).seed
     settings = BenchSettings(
-        workloads=_chosen(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
-        variants=_chosen(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
+        workloads=_choose(workloads, QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
+        variants=_choose(variants, tuple(name for name in VARIANT_NAMES if not quick or name in (STATIC, AUTO))),
         # Free drafters first, as auto has it; the order decides only whose a token is that several propose.
-        drafters=_chosen(drafters, ("suffix", "lookup", "draft") if uses_draft_model else ("suffix", "lookup")),
+        drafters=_choose(drafters, ("suffix", "lookup", "draft") if uses_draft_model else ("suffix", "lookup")),
         temperature=temp,
         laps=repeats,
         tokens=tokens,
@@ -246,7 +246,7 @@ def bench(
         if names_draft_model(context):
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    server = None if against is None else _named_server(against, settings.workloads)
+    server = None if against is None else _parse_server(against, settings.workloads)
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
     named_draft = None
@@ -255,7 +255,7 @@ def bench(
     if quick and models.target is None:
         models = dataclasses.replace(models, target=large_target(_QUICK_TYPE))
         started_s = time.monotonic()  # making it is once for a machine, and may take longer than what is asked for
-    target_options, draft_options = located_pair(models, named_draft)
+    target_options, draft_options = locate_pair(models, named_draft)
     if limit_s is None or "tokens" in given:
         # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
         check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
@@ -268,10 +268,10 @@ def bench(
 
     with (
         # The first interrupt ends loading at its next step, and all else at its next round; what was found is kept.
-        interrupts_held() as interrupted,
+        hold_interrupts() as interrupted,
         Worker() as worker,
         # All that runs models has to happen in one thread: native code keeps threads for each that calls it.
-        worker.entered(opened(target_options, draft_options)) as pair,
+        worker.entered(open_engines(target_options, draft_options)) as pair,
         _Progress(remaining_s) as progress,
     ):
         draft_vocab: DraftVocab = "auto" if draft_options is None else draft_options.draft_vocab
@@ -287,9 +287,9 @@ def bench(
             draft_map=draft_map,
         )
         kept = worker.call(
-            lambda: _kept_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
+            lambda: _get_profile(engines, pair.target_options, pair.draft_options, limit_s, interrupted, progress)
         )
-        profile, learned = kept.profile, _learned(kept) if remember else None
+        profile, learned = kept.profile, _load_learned(kept) if remember else None
         cut = None
         if limit_s is not None:
             length, left_s = engines.target.capabilities.context_length, remaining_s()
@@ -359,7 +359,7 @@ def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: 
         raise errors[0]
 
 
-def _kept_profile(
+def _get_profile(
     engines: Engines,
     target_options: ModelOptions,
     draft_options: ModelOptions | None,
@@ -389,7 +389,7 @@ def _kept_profile(
     )
 
 
-def _learned(kept: KeptProfile) -> Learned:
+def _load_learned(kept: KeptProfile) -> Learned:
     """Return what earlier runs learned.
 
     Raises:
@@ -440,7 +440,7 @@ class _Progress:
         if done_s > 0:
             # From the pace so far: a forecast of seconds goes by costs that were measured before.
             left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
-            left = f"about {_duration(min(left_s, max(self._remaining_s(), 0.0)))} left"
+            left = f"about {_format_duration(min(left_s, max(self._remaining_s(), 0.0)))} left"
         self._bar.update(self._task, description=doing, completed=done_s, total=total_s or None, left=left)
         if self._console.is_terminal:
             return
@@ -451,18 +451,18 @@ class _Progress:
             self._console.print(stage + (f" ({share:.0%} done, {left})" if left else ""), markup=False)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _chosen(names: str | None, default: Sequence[str]) -> list[str]:
+def _choose(names: str | None, default: Sequence[str]) -> list[str]:
     return list(default) if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _named_server(against: str, workloads: Sequence[str]) -> Path:
+def _parse_server(against: str, workloads: Sequence[str]) -> Path:
     """Return the path in ``llama-server=PATH``."""
     name, _, path = against.partition("=")
     if name != "llama-server" or not path:

@@ -11,7 +11,7 @@ import typer
 
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
-from paceline.cli.chat_input import is_typed, typed_lines
+from paceline.cli.chat_input import is_typed, iter_lines
 from paceline.cli.chat_options import (
     SystemPrompt,
     SystemPromptFile,
@@ -26,12 +26,12 @@ from paceline.cli.constraint_options import (
     JsonSchemaFile,
     JsonSchemaText,
     Strict,
-    asked_source,
+    read_source,
 )
-from paceline.cli.interrupts import interrupts_heeded
+from paceline.cli.interrupts import allow_interrupts
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
-from paceline.cli.prompt import typed_text
-from paceline.cli.setup import PolicyName, Remember, choose_setup, opened, request_options
+from paceline.cli.prompt import read_typed_text
+from paceline.cli.setup import PolicyName, Remember, choose_setup, open_model, request_options
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.environment import ModelChoice
 from paceline.planning.policies.fixed import FixedPolicy
@@ -94,24 +94,24 @@ def chat(
     """
     check_names_chat_model(models, None)
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
-    source = asked_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
+    source = read_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     says = system_prompt(system, system_file)
-    rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=True) for text in rules.stop))
+    rules = replace(rules, stop=tuple(read_typed_text(text, "--stop", escape=True) for text in rules.stop))
     if "max_tokens" not in given.names:
         # A model ends its answers by itself.
         rules = replace(rules, max_tokens=MAX_TOKENS)
     found = setup.find()
     check_can_chat(Path(found.target.path), conversation.replaced_by)
     # A person ends a chat in other ways, and loses none to an interrupt that came as the answer ended.
-    with opened(setup, found) as (model, _), nullcontext() if is_typed() else interrupts_heeded():
+    with open_model(setup, found) as (model, _), nullcontext() if is_typed() else allow_interrupts():
         options = request_options(context, model, given, params, rules, speculation)
         if source is not None:
             options["constraint"] = model.compile(source)
         session = ChatSession(model, options, conversation, system=says, as_json=as_json)
         session.begin()
         if first is not None:
-            session.say(typed_text(first, "-p", escape=True))
-        for line in typed_lines():
+            session.say(read_typed_text(first, "-p", escape=True))
+        for line in iter_lines():
             if not session.take(line):
                 break
     if session.has_failed and not is_typed():

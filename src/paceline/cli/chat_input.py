@@ -21,7 +21,7 @@ def is_typed() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def typed_lines() -> Iterator[str]:
+def iter_lines() -> Iterator[str]:
     """Yield messages and commands until there are no more: from a terminal, or line by line from a pipe.
 
     On a terminal, Ctrl-C empties the line; on an empty one it says how to end, and twice in a row it ends.
@@ -32,9 +32,9 @@ def typed_lines() -> Iterator[str]:
     if sys.stdin is None:
         raise InputError("standard input is closed: there is nobody to chat with")
     if not is_typed():
-        yield from _piped()
+        yield from _iter_piped()
         return
-    session = _session()
+    session = _make_session()
     is_leaving = False
     while True:
         try:
@@ -51,7 +51,7 @@ def typed_lines() -> Iterator[str]:
         is_leaving = False
 
 
-def _piped() -> Iterator[str]:
+def _iter_piped() -> Iterator[str]:
     """Yield the lines of standard input; one that ends in a backslash goes on in the next."""
     begun = ""
     number = 0
@@ -74,7 +74,7 @@ def _piped() -> Iterator[str]:
         yield begun.rstrip("\n")
 
 
-def _session() -> PromptSession[str]:
+def _make_session() -> PromptSession[str]:
     """Return what edits lines: a history of this chat, and the commands completed."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from paceline.chat.params import ChatParams
-from paceline.cli.prompt import read_text_file, typed_text
+from paceline.cli.prompt import read_text_file, read_typed_text
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.environment import ModelChoice
@@ -58,7 +58,7 @@ def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -
         raise InputError("-sysf - is standard input, which is for messages: give a file, or the text itself with -sys")
     if file is not None:
         return read_text_file(file, "-sysf")
-    return "" if text is None else typed_text(text, "-sys", escape=escape)
+    return "" if text is None else read_typed_text(text, "-sys", escape=escape)
 
 
 def check_names_chat_model(models: ModelChoice, replaced_by: str | Path | None) -> None:
@@ -91,6 +91,6 @@ def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:
     check_is_chat_model(path, replaced_by)
 
 
-def begun_conversation(system: str) -> list[dict[str, Any]]:
+def start_conversation(system: str) -> list[dict[str, Any]]:
     """Return a conversation in which nobody but the system has said anything, if that has."""
     return [{"role": "system", "content": system}] if system else []

@@ -14,10 +14,10 @@ from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply
 from paceline.chat.truncation import count_leading
-from paceline.cli.chat_options import begun_conversation
+from paceline.cli.chat_options import start_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
-from paceline.cli.interrupts import interrupts_held, keys_unseen
-from paceline.cli.progress import after_first
+from paceline.cli.interrupts import hide_keys, hold_interrupts
+from paceline.cli.progress import show_prompt_progress
 from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
 from paceline.environment import in_flags
@@ -127,7 +127,7 @@ class ChatSession:
             self._tell_error(error)
 
     def _forget(self) -> None:
-        self._messages = [*begun_conversation(self._system)]
+        self._messages = [*start_conversation(self._system)]
         self._left_out = []
 
     def _answer(self, messages: Sequence[Message]) -> None:
@@ -137,13 +137,13 @@ class ChatSession:
         options = self._options.copy()
         options["choice"] = self._choice
         with (
-            keys_unseen(),
-            interrupts_held() as interrupted,
+            hide_keys(),
+            hold_interrupts() as interrupted,
             self._model.chat_stream(messages, chat=self._params, **options) as stream,
         ):
             self._tell_of_forgetting(stream.prompt.num_left_out)
             try:
-                for parts in after_first(stream.rounds(), self._model.target, silent=self._as_json):
+                for parts in show_prompt_progress(stream.rounds(), self._model.target, silent=self._as_json):
                     writer.write_parts(parts)
                     if interrupted.is_set():
                         break
@@ -228,7 +228,7 @@ class ChatSession:
         self._tell("the conversation begins anew")
 
     def _save(self, path: str) -> None:
-        file = _path_of(path)
+        file = _parse_path(path)
         check_parent(file)
         if file.is_dir():
             raise InputError(f"{file} is a folder: give /save the path of a file")
@@ -238,19 +238,19 @@ class ChatSession:
         text = json_text({"messages": messages}, indent=2) + "\n"
         with whole_file(file) as beside:
             beside.write_text(text, encoding="utf-8")
-        self._tell(f"{_counted(messages)} in {file}")
+        self._tell(f"{_count_messages(messages)} in {file}")
 
     def _load(self, path: str) -> None:
-        file = _path_of(path)
+        file = _parse_path(path)
         if not file.is_file():
             raise InputError(f"there is no file {file}: give one that /save wrote")
-        said = _saved_in(file)
+        said = _read_saved(file)
         if said:
             read_messages(said)
         self._messages, self._left_out = list(said), []
-        self._system = _text_of(said[0]) if count_leading(said) else ""
+        self._system = _message_text(said[0]) if count_leading(said) else ""
         self._was_told_of_forgetting = False
-        self._tell(f"{_counted(said)} there; write the next")
+        self._tell(f"{_count_messages(said)} there; write the next")
 
     def _list_commands(self) -> None:
         for command in COMMANDS:
@@ -266,7 +266,7 @@ class ChatSession:
         self._console.print(printable_line(line), style=style, markup=False)
 
 
-def _path_of(text: str) -> Path:
+def _parse_path(text: str) -> Path:
     """Return the path that follows a command; it may stand in quotes.
 
     Raises:
@@ -286,7 +286,7 @@ def _path_of(text: str) -> Path:
     return path
 
 
-def _saved_in(file: Path) -> list[Message]:
+def _read_saved(file: Path) -> list[Message]:
     """Return the messages that were saved in a file, as they stand there."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
@@ -300,11 +300,11 @@ def _saved_in(file: Path) -> list[Message]:
     return messages
 
 
-def _text_of(message: Message) -> str:
+def _message_text(message: Message) -> str:
     """Return what a message says, that of its parts one a line."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _counted(messages: Sequence[Message]) -> str:
+def _count_messages(messages: Sequence[Message]) -> str:
     return "1 message is" if len(messages) == 1 else f"{len(messages)} messages are"

@@ -41,11 +41,11 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:
-            raise _explained(error, self, ctx, words) from None
+            raise _explain(error, self, ctx, words) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
-        super(Command, _with_names_in_one_column(self, ctx)).format_help(ctx, formatter)
+        super(Command, _narrow_command(self, ctx)).format_help(ctx, formatter)
 
 
 class Group(TyperGroup):
@@ -57,7 +57,7 @@ class Group(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:
-            raise _explained(error, self, ctx, words) from None
+            raise _explain(error, self, ctx, words) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that a command line names.
@@ -68,16 +68,20 @@ class Group(TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             near = nearest(name, self.list_commands(ctx), cutoff=0.6)
-            hint = f"did you mean {near}?" if near is not None else f"{_called(ctx)} --help lists those that there are"
+            hint = (
+                f"did you mean {near}?"
+                if near is not None
+                else f"{_command_name(ctx)} --help lists those that there are"
+            )
             raise InputError(f"there is no command {name}: {hint}")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
-        super(Group, _with_names_in_one_column(self, ctx)).format_help(ctx, formatter)
+        super(Group, _narrow_command(self, ctx)).format_help(ctx, formatter)
 
 
-def _called(ctx: Any) -> str:
+def _command_name(ctx: Any) -> str:
     """Return what one types for a command, however the program was started."""
     names: list[str] = []
     while ctx.parent is not None:
@@ -106,23 +110,23 @@ def _refuse_one_dash(command: Command, ctx: Any, words: Sequence[str]) -> None:
         name = word.partition("=")[0]
         is_slip = _ONE_DASH.fullmatch(name) and name not in names and f"-{name}" in names
         if is_slip and before not in with_value:
-            raise InputError(no_such_option(name, names, f"see {_called(ctx)} --help"))
+            raise InputError(no_such_option(name, names, f"see {_command_name(ctx)} --help"))
         before = word
 
 
-def _explained(error: typer.TyperException, command: Command | Group, ctx: Any, words: Sequence[str]) -> Exception:
+def _explain(error: typer.TyperException, command: Command | Group, ctx: Any, words: Sequence[str]) -> Exception:
     """Return what to raise instead of what typer says of a command line, in a box."""
     if not words and isinstance(command, Group):  # it says the help
         return error
     if not hasattr(error, "possibilities"):  # what the error of an unknown option has, and no other
-        message = _of_value(error) or str(getattr(error, "message", error)) or error.format_message()
-        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: see {_called(ctx)} --help")
+        message = _explain_value(error) or str(getattr(error, "message", error)) or error.format_message()
+        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: see {_command_name(ctx)} --help")
     names = _names(_options(command, ctx))
-    written = _as_written(getattr(error, "option_name", ""), words, names)
-    return InputError(no_such_option(written, names, f"see {_called(ctx)} --help"))
+    written = _find_written(getattr(error, "option_name", ""), words, names)
+    return InputError(no_such_option(written, names, f"see {_command_name(ctx)} --help"))
 
 
-def _of_value(error: typer.TyperException) -> str | None:
+def _explain_value(error: typer.TyperException) -> str | None:
     """Return what is wrong with an option's value, which pydantic says in its own words; ``None`` of other errors."""
     option, faults = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
     if option is None or faults is None:
@@ -137,7 +141,7 @@ def _of_value(error: typer.TyperException) -> str | None:
     return f"{option.opts[0]} {shown(fault['input'])} is not {wanted}"
 
 
-def _as_written(name: str, words: Sequence[str], names: Collection[str]) -> str:
+def _find_written(name: str, words: Sequence[str], names: Collection[str]) -> str:
     """Return the word that has an option in it: of ``-verbose`` it is ``-v`` that there is not."""
     if name.startswith("--"):
         return name
@@ -146,17 +150,17 @@ def _as_written(name: str, words: Sequence[str], names: Collection[str]) -> str:
     return next(has_it, name)
 
 
-def _with_names_in_one_column(command: Any, ctx: Any) -> Any:
+def _narrow_command(command: Any, ctx: Any) -> Any:
     """Return a command as typer's help has room for: an option's names and what its value is are one name."""
     shown = copy.copy(command)
     shown.params = [
-        _in_one_column(each, ctx) if isinstance(each, TyperOption) else each for each in command.get_params(ctx)
+        _narrow_option(each, ctx) if isinstance(each, TyperOption) else each for each in command.get_params(ctx)
     ]
     shown.add_help_option = False  # it is among them
     return shown
 
 
-def _in_one_column(option: TyperOption, ctx: Any) -> TyperOption:
+def _narrow_option(option: TyperOption, ctx: Any) -> TyperOption:
     names = sorted((*option.opts, *option.secondary_opts), key=lambda name: name.startswith("--"))
     value = None if option.is_flag else option.display_type_rich(ctx)
     words = [*(f"{name}, " for name in names[:-1]), f"{names[-1]} "]

@@ -47,7 +47,7 @@ GrammarFile: TypeAlias = Annotated[
 ]
 
 
-def asked_source(
+def read_source(
     json_schema: str | None,
     json_schema_file: Path | None,
     grammar: str | None,

@@ -18,8 +18,8 @@ from paceline.api import Model
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.inflate import large_target
-from paceline.cli.race_view import lane_lines, legend, play, verdict_line
-from paceline.cli.setup import FoundModels, Setup, opened
+from paceline.cli.race_view import lane_lines, legend, play_race, verdict_line
+from paceline.cli.setup import FoundModels, Setup, open_model
 from paceline.comparison import Stop, Stopped, answer
 from paceline.conversion.inflate import find_file_type
 from paceline.engines.loading import ModelOptions, reader_of
@@ -169,26 +169,26 @@ def demo(
     if not steps.is_terminal:  # which shows how far that is
         steps.print("loading; what passes cost here is measured the first time, in some 10 s")
     others = OtherPrograms()
-    with opened(setup, FoundModels(target, draft)) as (model, interrupted):
-        if (words := busy_words(others.cores())) is not None:
+    with open_model(setup, FoundModels(target, draft)) as (model, interrupted):
+        if (words := describe_busy(others.cores())) is not None:
             steps.print(words, style="yellow", markup=False)
         console = output_console(soft_wrap=not sys.stdout.isatty())
         show = _Show(console, silent=as_json)
         try:
-            with step(steps, "warming up"):
+            with show_step(steps, "warming up"):
                 per_second = _plain_speed(model, interrupted.is_set)
-            if (words := slow_words(per_second)) is not None:
+            if (words := describe_slow(per_second)) is not None:
                 steps.print(words, style="yellow", markup=False)
             show.begin(model)
             races = []
             for number, scene in enumerate(SCENES, 1):
                 show.announce(number, scene)
-                tokens, count = plan(scene, per_second)
+                tokens, count = plan_races(scene, per_second)
                 tries = [
                     _race(model, target, scene, tokens, interrupted.is_set, steps, f"{one} of {count}")
                     for one in range(1, count + 1)
                 ]
-                race = median(tries)
+                race = median_race(tries)
                 show.race(race, tries, interrupted.is_set)
                 races.append((scene, race, tries))
                 if interrupted.is_set():
@@ -213,13 +213,13 @@ def _plain_speed(model: Model, stopped: Stop) -> float:
     prompt_ids = scene.prompt_ids(model)[: 2 * _WARM_UP_TOKENS]
     warm = answer(model, prompt_ids, options, speculate=True, stopped=stopped)
     per_second = warm.stats.predicted_per_second or 1.0
-    if slow_words(per_second) is not None:  # it is no faster plainly, and another answer would take long
+    if describe_slow(per_second) is not None:  # it is no faster plainly, and another answer would take long
         return per_second
     plain = answer(model, prompt_ids, options, speculate=False, stopped=stopped)
     return plain.stats.predicted_per_second or 1.0
 
 
-def plan(scene: Scene, per_second: float) -> tuple[int, int]:
+def plan_races(scene: Scene, per_second: float) -> tuple[int, int]:
     """Return the tokens of a scene's answers and how many races of it there is time for, by the plain speed."""
     fewest, most = scene.tokens
     wanted = scene.seconds * per_second
@@ -229,9 +229,9 @@ def plan(scene: Scene, per_second: float) -> tuple[int, int]:
     return tokens, _TRIES if tokens <= _SLOW * wanted else 1
 
 
-def slow_words(per_second: float) -> str | None:
+def describe_slow(per_second: float) -> str | None:
     """Say what a machine that decodes so many tokens a second leaves out; ``None`` where that is nothing."""
-    planned = [plan(scene, per_second) for scene in SCENES]
+    planned = [plan_races(scene, per_second) for scene in SCENES]
     if all(tries == _TRIES for _, tries in planned):
         return None
     lengths = " and ".join(str(tokens) for tokens, _ in planned)
@@ -261,7 +261,7 @@ class OtherPrograms:
         return max(busy_s - own_s, 0.0) / elapsed_s if elapsed_s > 0 else 0.0
 
 
-def busy_words(others: float) -> str | None:
+def describe_busy(others: float) -> str | None:
     """Say that other programs use the cores, where they do."""
     if others < _BUSY_CORES:
         return None
@@ -271,12 +271,12 @@ def busy_words(others: float) -> str | None:
     )
 
 
-def median(tries: Sequence[Race]) -> Race:
+def median_race(tries: Sequence[Race]) -> Race:
     """Return the race in the middle by how much faster its speculative lane was."""
     return sorted(tries, key=lambda race: race.speedup)[len(tries) // 2]
 
 
-def spread_words(tries: Sequence[Race]) -> str:
+def describe_spread(tries: Sequence[Race]) -> str:
     """Say how much tries differ, and whether the machine was left alone."""
     speedups, plain_s = [race.speedup for race in tries], [race.plain.seconds for race in tries]
     if len(tries) == 1:
@@ -305,14 +305,14 @@ def _race(
         def tell(lane: LaneName) -> None:
             running.close()
             order = "first plainly" if lane == "plain" else "then speculatively, with the same seed"
-            running.enter_context(step(steps, f"decoding {tokens} tokens, {which}: {order}"))
+            running.enter_context(show_step(steps, f"decoding {tokens} tokens, {which}: {order}"))
 
         open_reader = reader_of(model.target_options or target, is_streamed=model.memory_plan is not None)
         return run_race(model, scene.prompt_ids(model), options, open_reader=open_reader, stopped=stopped, tell=tell)
 
 
 @contextlib.contextmanager
-def step(console: Console, words: str) -> Iterator[None]:
+def show_step(console: Console, words: str) -> Iterator[None]:
     """Say on standard error what is being done, for as long as it takes; in a pipe as a line, with the time it took."""
     if console.is_terminal:
         # Four times a second: more would take time from what is measured.
@@ -363,7 +363,7 @@ class _Show:
         if self._silent:
             return
         if self._console.is_terminal:
-            play(self._console, race, stopped=stopped)
+            play_race(self._console, race, stopped=stopped)
             if (line := legend(self._console, race)) is not None:
                 self._console.print(line)
         else:
@@ -372,7 +372,7 @@ class _Show:
         if not stopped():
             self._console.print(verdict_line(race))
             if race.differs_at is None and race.speculative.num_drafted:
-                self._console.print(Text(spread_words(tries), "dim"))
+                self._console.print(Text(describe_spread(tries), "dim"))
 
     def end(self) -> None:
         """Say what to type for a model of one's own."""

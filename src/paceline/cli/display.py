@@ -57,11 +57,11 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         # Where it is None, print() takes standard output.
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # it stays open
-    elif isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _Unfailing):
-        sys.stderr = _Unfailing(sys.stderr.buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    elif isinstance(sys.stderr, io.TextIOWrapper) and not isinstance(sys.stderr, _IgnoringStream):
+        sys.stderr = _IgnoringStream(sys.stderr.buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
-class _Unfailing(io.TextIOWrapper):
+class _IgnoringStream(io.TextIOWrapper):
     """Writes where another stream does, and drops what that cannot take.
 
     What is below it, down to the file, is Python's own: an interrupt in the middle of code of ours would have written

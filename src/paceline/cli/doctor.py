@@ -17,8 +17,8 @@ from rich.table import Table
 
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
-from paceline.cli.downloads import located, made
-from paceline.cli.interrupts import interrupts_held
+from paceline.cli.downloads import locate_model, make_draft
+from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, with_options
 from paceline.comparison import Stopped
 from paceline.conversion.own_draft import complete_draft
@@ -173,7 +173,7 @@ def doctor(
     json_file = None if json_to is None or json_to == "-" else Path(json_to)
     check_outputs({"--json": json_file, "--html": html})
     samples = heldout_samples() if text is None else file_samples(text)
-    target_options = models.target_options(located(target))
+    target_options = models.target_options(locate_model(target))
     what = describe(Path(target_options.path))
     found, skipped = find_candidates(candidates or [], what)
     _tell_skipped(skipped)
@@ -184,7 +184,7 @@ def doctor(
     has_devices = bool(offload_devices(target_options))
     examined: list[CandidateReport] = []
     is_whole = True
-    with interrupts_held() as interrupted, _Progress(len(found)) as progress:
+    with hold_interrupts() as interrupted, _Progress(len(found)) as progress:
         examiner = Examiner(
             target_options,
             samples,
@@ -251,7 +251,7 @@ def doctor(
 
 def _draft_options(candidate: Candidate, models: ModelChoice, target: ModelOptions) -> ModelOptions:
     """Return how to run a candidate; one of the target's own is made first if need be."""
-    path = candidate.path if candidate.own is None else made(candidate.own.of(Path(target.path)))
+    path = candidate.path if candidate.own is None else make_draft(candidate.own.of(Path(target.path)))
     return models.draft_options(target, path)
 
 
@@ -342,23 +342,23 @@ def _print_candidate(console: Console, report: CandidateReport, temperature: flo
 def _speed_lines(prediction: Prediction) -> Iterator[str]:
     auto, static = prediction.auto, prediction.static
     yield (
-        f"{verdict(prediction)}: {_per_second(auto)} with auto, {_gain(auto)} of plain's "
-        f"{prediction.plain.per_second.value:.1f}; without a draft model {_per_second(prediction.without_model)}"
+        f"{verdict(prediction)}: {_format_speed(auto)} with auto, {_format_gain(auto)} of plain's "
+        f"{prediction.plain.per_second.value:.1f}; without a draft model {_format_speed(prediction.without_model)}"
     )
     threshold = f", p-min {static.p_min:g}" if static.p_min else ""
-    yield f"best fixed length: draft-max {static.draft_max}{threshold}, {_gain(static)} of plain"
+    yield f"best fixed length: draft-max {static.draft_max}{threshold}, {_format_gain(static)} of plain"
     yield prediction.price
 
 
-def _per_second(speed: Speed) -> str:
-    return f"{speed.per_second.value:.1f} t/s{_ends(speed.per_second, 1)}"
+def _format_speed(speed: Speed) -> str:
+    return f"{speed.per_second.value:.1f} t/s{_format_interval(speed.per_second, 1)}"
 
 
-def _gain(speed: Speed) -> str:
-    return f"{speed.gain.value:.2f}{_ends(speed.gain, 2)}"
+def _format_gain(speed: Speed) -> str:
+    return f"{speed.gain.value:.2f}{_format_interval(speed.gain, 2)}"
 
 
-def _ends(interval: Interval, digits: int) -> str:
+def _format_interval(interval: Interval, digits: int) -> str:
     if interval.low is None or interval.high is None:
         return ""
     low, high = f"{interval.low:.{digits}f}", f"{interval.high:.{digits}f}"
@@ -383,7 +383,7 @@ def _agreement_table(diagnosis: Diagnosis, temperature: float) -> Table:
         gain = prediction.auto.gain.value if kind == ALL else prediction.gain_by_kind[kind]
         table.add_row(
             kind,
-            *(_percent(ratios[kind]) for ratios in of_places),
+            *(_format_percent(ratios[kind]) for ratios in of_places),
             " ".join(f"{value:.0%}" for value in survival),
             f"{gain:.2f}",
         )
@@ -400,11 +400,13 @@ def _alignment_table(diagnosis: Diagnosis) -> Table:
         table.add_column(column, justify="right")
     for kind, one in alignment.one.items():
         each = alignment.draft_tokens[kind].value
-        table.add_row(kind, _percent(one), _percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}")
+        table.add_row(
+            kind, _format_percent(one), _format_percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}"
+        )
     return table
 
 
-def _percent(ratio: Ratio) -> str:
+def _format_percent(ratio: Ratio) -> str:
     if ratio.value is None:
         return "-"
     return (

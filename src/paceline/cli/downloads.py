@@ -35,7 +35,7 @@ _FEW_FIGURES: Final = 30
 """Columns that the figures take at most where the bar and the size are left out."""
 
 
-def located(model: str | Path | HubModel) -> Path:
+def locate_model(model: str | Path | HubModel) -> Path:
     """Return the path of a model that a command names, fetching it if need be.
 
     Raises:
@@ -45,11 +45,11 @@ def located(model: str | Path | HubModel) -> Path:
         return resolve_model(model)
     # Else the library asks the hub for something of its own every day, and tells it more than a model needs.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with _progress(f"fetching {model}", f"fetched {model}") as tell:
+    with _show_progress(f"fetching {model}", f"fetched {model}") as tell:
         return from_hub(model, report=tell)
 
 
-def located_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tuple[ModelOptions, ModelOptions | None]:
+def locate_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tuple[ModelOptions, ModelOptions | None]:
     """Return how to run a target, the embedded one where none was named, and its draft model, if it has one.
 
     The draft, which is the smaller, is looked for before a target is fetched: what is wrong with its name is not told
@@ -60,23 +60,23 @@ def located_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tu
         draft: what the draft model was called.
 
     Raises:
-        InputError: as :func:`located` does, or one of them cannot be run as it was asked for.
+        InputError: as :func:`locate_model` does, or one of them cannot be run as it was asked for.
     """
     named = embedded_target() if models.target is None else models.target
     own = OwnDraft.parse(draft)
-    found = located(draft) if draft is not None and own is None and isinstance(named, HubModel) else None
-    target = models.target_options(located(named))
+    found = locate_model(draft) if draft is not None and own is None and isinstance(named, HubModel) else None
+    target = models.target_options(locate_model(named))
     if draft is None:
         return target, None
     if own is not None:
         memory_limit(target)  # what the target cannot have is told before its draft is made
-        found = made(own.of(Path(target.path)))
+        found = make_draft(own.of(Path(target.path)))
     elif found is None:
-        found = located(draft)
+        found = locate_model(draft)
     return target, models.draft_options(target, found)
 
 
-def made(draft: OwnDraftFile) -> Path:
+def make_draft(draft: OwnDraftFile) -> Path:
     """Return the path of a target's own draft, making it if need be."""
     name = printable_line(f"{draft.target.name} to {draft.file_type}")
     waits = False
@@ -89,12 +89,12 @@ def made(draft: OwnDraftFile) -> Path:
             )
         waits = True
 
-    with _progress(f"quantising {name} as its own draft, once for this model", f"quantised {name}") as tell:
+    with _show_progress(f"quantising {name} as its own draft, once for this model", f"quantised {name}") as tell:
         return draft.make(lambda done, total: tell(draft.path.name, done, total), waiting=waiting)
 
 
 @contextmanager
-def _progress(begins: str, ended: str) -> Iterator[FetchReport]:
+def _show_progress(begins: str, ended: str) -> Iterator[FetchReport]:
     """Yield what is told how many bytes of how many are there.
 
     It shows a bar on a terminal, and a line when it begins and when it ends, where it ever begins.

@@ -11,7 +11,7 @@ from paceline.planning.costs.meter import Report
 
 
 @contextmanager
-def opened(
+def open_engines(
     target: ModelOptions, draft: ModelOptions | None, *, force: bool = False, report: Report | None = None
 ) -> Iterator[OpenedPair]:
     """Open the engines as :func:`~paceline.opening.open_pair` does, and close them afterwards."""

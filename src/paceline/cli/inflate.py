@@ -52,7 +52,7 @@ LARGE_PRESET = "1b"
 _SHAPE, _OUTPUT = "Shape", "Output"
 
 
-def _vocabularies() -> str:
+def _list_vocabularies() -> str:
     return ", ".join(f"{name} ({size})" for name, size in VOCABULARIES.items())
 
 
@@ -88,7 +88,7 @@ def inflate_command(
         str,
         typer.Option(
             "--vocab",
-            help=f"Tokens, added ones never win: a number, keep, or {_vocabularies()}.",
+            help=f"Tokens, added ones never win: a number, keep, or {_list_vocabularies()}.",
             rich_help_panel=_SHAPE,
         ),
     ] = "keep",
@@ -141,7 +141,7 @@ def inflate_command(
         source_shape = LlamaShape.from_gguf(gguf_source)
         base = source_shape if preset is None else preset_shape(preset, source_shape)
         shape = fit_shape(source_shape, replace(base, **given), vocab_size)
-        made = _Made(destination, file_type, shape, source_shape)
+        made = _InflateResult(destination, file_type, shape, source_shape)
         if destination.exists() and not force:
             if is_up_to_date(destination, gguf_source, shape, file_type):
                 made.tell(as_json, seconds=None)
@@ -188,7 +188,7 @@ def large_target(file_type: str) -> Path:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _InflateResult:
     """What there is to say about the result."""
 
     path: Path
@@ -252,7 +252,7 @@ def _parse_vocab(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"--vocab {text!r} is neither a number nor keep, {_vocabularies()}") from None
+        raise InputError(f"--vocab {text!r} is neither a number nor keep, {_list_vocabularies()}") from None
 
 
 def _cache_name(source: str, preset: str, vocab_size: int | None, file_type: str) -> str:

@@ -16,7 +16,7 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def interrupts_held() -> Iterator[threading.Event]:
+def hold_interrupts() -> Iterator[threading.Event]:
     """Within the block the first Ctrl-C sets the event that is yielded; a second one interrupts as usual.
 
     Off the main thread, and where the process was started with interrupts ignored, nothing is changed.
@@ -39,7 +39,7 @@ def interrupts_held() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def interrupts_heeded() -> Iterator[None]:
+def allow_interrupts() -> Iterator[None]:
     """Within the block Ctrl-C interrupts as usual, also where it is held outside of it.
 
     Off the main thread, and where the process was started with interrupts ignored, nothing is changed.
@@ -56,7 +56,7 @@ def interrupts_heeded() -> Iterator[None]:
 
 
 @contextmanager
-def keys_unseen() -> Iterator[None]:
+def hide_keys() -> Iterator[None]:
     """Within the block the terminal does not show what is typed, which would stand in the middle of an answer.
 
     What is typed meanwhile is there to be read afterwards. Where there is no such terminal, nothing is changed.

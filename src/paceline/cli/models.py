@@ -70,7 +70,7 @@ def list_models(
             command = context.invoked_subcommand
             raise InputError(f"--json before {command} has no effect: put it after {command}, if that takes it")
         return
-    models = [(model, _described(model.path)) for model in named_models()]
+    models = [(model, _try_describe(model.path)) for model in named_models()]
     folder = models_folder()
     if as_json:
         listed = [
@@ -80,7 +80,7 @@ def list_models(
                 "of_hub": model.of_hub,
                 "own_draft": model.own_draft,
                 "path": str(model.path),
-                **_json(what),
+                **_model_json(what),
             }
             for model, what in models
         ]
@@ -121,13 +121,13 @@ def show(
 ) -> None:
     """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
     what = describe(resolve_model(model))
-    path = _card(what)
+    path = _find_card(what)
     card = None if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
     if as_json:
-        print_json({**_json(what), "card_text": card, "metadata": what.metadata})
+        print_json({**_model_json(what), "card_text": card, "metadata": what.metadata})
         return
     console = output_console()
-    for line in (*_lines(what), str(what.path)):
+    for line in (*_description_lines(what), str(what.path)):
         console.print(line, markup=False)
     if card is None or what.card is None:
         console.print(f"card: {path or 'none'}; metadata:\n", style="dim", markup=False)
@@ -151,7 +151,7 @@ def remove_model(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
     """Delete a model from the local cache, or from the hub's; of the latter, what other models share stays."""
-    what = _said_of(find_removable(name))
+    what = _describe_removal(find_removable(name))
     if not yes:
         if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise InputError(f"{what} would be deleted, and nobody is here to say yes: add --yes")
@@ -161,14 +161,14 @@ def remove_model(
     error_console().print(f"deleted {what}", markup=False)
 
 
-def _said_of(model: NamedModel) -> str:
+def _describe_removal(model: NamedModel) -> str:
     """Say what removing a model deletes."""
     if model.of_hub:
         from paceline.models.hub.removal import plan_removal  # imports huggingface_hub
 
         return f"{model.name}, {size_text(plan_removal(model.path).num_bytes)} in the hub's cache {hub_folder()}"
     others = len(part_paths(model.path)) - 1
-    return f"{model.path} and {_counted(others, 'other part')}" if others else str(model.path)
+    return f"{model.path} and {_format_count(others, 'other part')}" if others else str(model.path)
 
 
 @app.command("path", cls=Command, epilog=EPILOG)
@@ -177,7 +177,7 @@ def path() -> None:
     print_path(models_folder())
 
 
-def _described(path: Path) -> ModelDescription | ModelFileError:
+def _try_describe(path: Path) -> ModelDescription | ModelFileError:
     try:
         return describe(path)
     except ModelFileError as error:
@@ -190,9 +190,9 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
         if isinstance(what, ModelFileError):
             lines = [str(what)]
         else:
-            first, *rest = _lines(what)
+            first, *rest = _description_lines(what)
             ending = "/" if what.format == "huggingface" else ""
-            card = _card(what)
+            card = _find_card(what)
             lines = [f"{display_name(what.path)}{ending}, {first}", *rest, *([] if card is None else [f"card: {card}"])]
         for number, line in enumerate(lines):
             label = f"  {name}" if number == 0 else ""
@@ -200,7 +200,7 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
             console.print(f"{label:{column}}{line}", style=style, markup=False)
 
 
-def _lines(what: ModelDescription) -> list[str]:
+def _description_lines(what: ModelDescription) -> list[str]:
     """Say what is known in a few lines: figures, shape, what it is for, how it was made."""
     parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
     parts = f" in {what.num_parts} parts" if what.num_parts > 1 else ""
@@ -212,18 +212,18 @@ def _lines(what: ModelDescription) -> list[str]:
     if what.vocabulary_size is not None:
         figures.append(f"vocabulary {what.vocabulary_size}")
     figures.append(f"licence {what.license}" if what.license is not None else "licence not stated")
-    lines = [", ".join(figures), _shape(what)]
+    lines = [", ".join(figures), _format_shape(what)]
     if what.summary is not None:
         lines.append(what.summary)
     digest = what.provenance.get(_SOURCE_DIGEST)
     if digest is not None:
-        origin = _origin(what)
+        origin = _find_origin(what)
         lines.append(f"made by paceline inflate from {origin.name if origin else f'a file with SHA-256 {digest}'}")
     # What a model says of itself must not look like further lines of paceline's own.
     return [printable_line(line) for line in lines]
 
 
-def _origin(what: ModelDescription) -> NamedModel | None:
+def _find_origin(what: ModelDescription) -> NamedModel | None:
     """Return the embedded model that this one was made from, if it was."""
     digest = what.provenance.get(_SOURCE_DIGEST)
     if digest is None:
@@ -236,42 +236,42 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _card(what: ModelDescription) -> Path | None:
+def _find_card(what: ModelDescription) -> Path | None:
     """Return a model's card, or else that of the embedded model it computes the same as."""
     if what.card is not None:
         return what.card
-    origin = _origin(what)
+    origin = _find_origin(what)
     return None if origin is None else describe(origin.path).card
 
 
-def _shape(what: ModelDescription) -> str:
+def _format_shape(what: ModelDescription) -> str:
     parts = []
     if what.layers is not None:
         width = f" of width {what.width}" if what.width is not None else ""
-        parts.append(f"{_counted(what.layers, 'layer')}{width}")
+        parts.append(f"{_format_count(what.layers, 'layer')}{width}")
     if what.heads is not None:
         size = f" of {what.head_size}" if what.head_size is not None else ""
         shared = f" ({what.kv_heads} for keys and values)" if what.kv_heads != what.heads else ""
-        parts.append(f"{_counted(what.heads, 'head')}{size}{shared}")
+        parts.append(f"{_format_count(what.heads, 'head')}{size}{shared}")
     if what.feed_forward is not None:
         experts = f", {what.experts} experts" if what.experts else ""
         parts.append(f"feed-forward {what.feed_forward}{experts}")
     return f"{what.architecture or 'unknown architecture'}: {', '.join(parts) or 'unknown shape'}"
 
 
-def _counted(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _json(what: ModelDescription | ModelFileError) -> dict[str, Any]:
+def _model_json(what: ModelDescription | ModelFileError) -> dict[str, Any]:
     if isinstance(what, ModelFileError):
         return {"fault": str(what)}
     plain = {f.name: getattr(what, f.name) for f in dataclasses.fields(what) if f.name != "metadata"}
-    origin = _origin(what)
+    origin = _find_origin(what)
     return {
         **plain,
         "path": str(what.path),
-        "card": None if (card := _card(what)) is None else str(card),
+        "card": None if (card := _find_card(what)) is None else str(card),
         "provenance": dict(what.provenance),
         "made_from": None if origin is None else origin.name,
         "fault": None,

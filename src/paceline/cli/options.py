@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_
 import typer
 
 from paceline.chat.params import ChatParams
-from paceline.cli.prompt import typed_text
+from paceline.cli.prompt import read_typed_text
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_texts, stood_for
@@ -118,7 +118,7 @@ class _Flag:
             autocompletion=_COMPLETIONS.get(self.name),
             rich_help_panel=about.panel,
         )
-        kind, default = _typed(self.field)
+        kind, default = _typer_type(self.field)
         if self.name in helps and about.kind in ("whole", "real"):
             # The text names the default.
             kind, default = kind | None, None
@@ -137,7 +137,7 @@ class _Flag:
             return stood_for(self.field, given)
         if about.separator:
             texts = given if about.repeated else [given]
-            return read_texts(self.field, [typed_text(text, about.flags[0], escape=False) for text in texts])
+            return read_texts(self.field, [read_typed_text(text, about.flags[0], escape=False) for text in texts])
         if about.repeated:
             return read_texts(self.field, given)
         return given if about.parse is None else read_texts(self.field, [given])
@@ -156,7 +156,7 @@ _COMPLETIONS: Final[Mapping[str, Callable[[str], list[str]]]] = {
 }
 
 
-def _typed(field: Field) -> tuple[Any, object]:
+def _typer_type(field: Field) -> tuple[Any, object]:
     """Return the type that typer checks, and the default that the help shows."""
     about, default = field.option, field.default
     if about.words:
@@ -195,11 +195,11 @@ def with_options(
         parameters: list[inspect.Parameter] = []
         parts: dict[str, tuple[type, list[_Flag]]] = {}
         for parameter in inspect.signature(command).parameters.values():
-            part = _part_of(hints[parameter.name])
+            part = _find_part(hints[parameter.name])
             if part is None:
                 parameters.append(parameter.replace(annotation=hints[parameter.name]))
                 continue
-            flags = _flags_of(part, hints[parameter.name])
+            flags = _make_flags(part, hints[parameter.name])
             parts[parameter.name] = part, flags
             parameters += [flag.parameter(helps) for flag in flags]
 
@@ -211,12 +211,12 @@ def with_options(
                 for flag in flags
                 if is_given(context, flag.name)
             }
-            made = _made(dict(parts.values()), given, from_environment(variables()))
+            made = _build_parts(dict(parts.values()), given, from_environment(variables()))
             own = {name: value for name, value in values.items() if name in hints}
             command(**own, **{name: made[part] for name, (part, _) in parts.items()})
 
         for run_of_names in (*_TOGETHER, *together):
-            parameters = _listed_together(parameters, run_of_names)
+            parameters = _list_together(parameters, run_of_names)
         # What typer reads of a function.
         run.__doc__, run.__name__ = command.__doc__, command.__name__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -226,14 +226,14 @@ def with_options(
     return decorate
 
 
-def _part_of(hint: Any) -> type | None:
+def _find_part(hint: Any) -> type | None:
     """Return the dataclass of the table that a parameter is to be, if it is to be one."""
     part = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     known = (ModelChoice, FixedPolicy, ChatParams, ServerOptions, GivenOptions, *REQUEST_PARTS)
     return part if part in known else None
 
 
-def _flags_of(part: type, hint: Any) -> list[_Flag]:
+def _make_flags(part: type, hint: Any) -> list[_Flag]:
     """Return the flags that a part of the table has on this command, in the order of its help."""
     if part is not ModelChoice:
         return [_Flag(field.name, field, field.option.help) for field in fields_of(part) if field.option.flags]
@@ -255,7 +255,9 @@ def _flags_of(part: type, hint: Any) -> list[_Flag]:
     return flags
 
 
-def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environment: Environment) -> dict[type, object]:
+def _build_parts(
+    parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environment: Environment
+) -> dict[type, object]:
     """Build the dataclasses of the table that a command takes.
 
     Args:
@@ -272,17 +274,17 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
         for field in fields_of(DraftOptions):
             if _DRAFT + field.name in given:
                 draft[field.name] = given[_DRAFT + field.name]
-        made[ModelChoice] = ModelChoice.of(target, draft, _of_hub(target, draft, given, environment))
+        made[ModelChoice] = ModelChoice.of(target, draft, _read_hub(target, draft, given, environment))
     if ChatParams in parts:
-        made[ChatParams] = dataclasses.replace(environment.chat, **_given_of(parts[ChatParams], given))
+        made[ChatParams] = dataclasses.replace(environment.chat, **_pick_given(parts[ChatParams], given))
     if ServerOptions in parts:
-        made[ServerOptions] = ServerOptions(**{**environment.server, **_given_of(parts[ServerOptions], given)})
+        made[ServerOptions] = ServerOptions(**{**environment.server, **_pick_given(parts[ServerOptions], given)})
     if FixedPolicy in parts:
-        made[FixedPolicy] = FixedPolicy(**_given_of(parts[FixedPolicy], given))
+        made[FixedPolicy] = FixedPolicy(**_pick_given(parts[FixedPolicy], given))
     if not parts.keys().isdisjoint(REQUEST_PARTS):
         request: dict[str, object] = {**environment.request}
         for part in REQUEST_PARTS:
-            request |= _given_of(parts.get(part, []), given)
+            request |= _pick_given(parts.get(part, []), given)
         if wrap_seed(cast("int", request.get("seed", 0))) is None:
             # One that is to be drawn is none: a server draws it for every request.
             del request["seed"]
@@ -291,7 +293,7 @@ def _made(parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environme
     return made
 
 
-def _of_hub(
+def _read_hub(
     target: dict[str, Any], draft: dict[str, Any], given: Mapping[str, Any], environment: Environment
 ) -> dict[str, Any]:
     """Return what is asked of the hub; a model that the command line names otherwise is not what the environment says.
@@ -314,11 +316,11 @@ def _of_hub(
     return hub
 
 
-def _given_of(flags: Sequence[_Flag], given: Mapping[str, Any]) -> dict[str, Any]:
+def _pick_given(flags: Sequence[_Flag], given: Mapping[str, Any]) -> dict[str, Any]:
     return {flag.name: given[flag.name] for flag in flags if flag.name in given}
 
 
-def _listed_together(parameters: Sequence[inspect.Parameter], names: Sequence[str]) -> list[inspect.Parameter]:
+def _list_together(parameters: Sequence[inspect.Parameter], names: Sequence[str]) -> list[inspect.Parameter]:
     """Return the parameters with those of these names in their order, where the last of them stands."""
     moved = {parameter.name: parameter for parameter in parameters if parameter.name in names}
     if not moved:

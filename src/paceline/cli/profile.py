@@ -18,9 +18,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from paceline.cli.display import error_console, output_console, print_json
-from paceline.cli.downloads import located_pair
-from paceline.cli.engines import opened
-from paceline.cli.interrupts import interrupts_held
+from paceline.cli.downloads import locate_pair
+from paceline.cli.engines import open_engines
+from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
     ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
@@ -119,12 +119,12 @@ def profile_command(
         named_draft = embedded_draft()
     if named_draft is None:
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
-    target_options, draft_options = located_pair(models, named_draft)
+    target_options, draft_options = locate_pair(models, named_draft)
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
-        interrupts_held() as interrupted,
-        _progress(interrupted) as report,
-        opened(target_options, draft_options, force=force, report=report) as pair,
+        hold_interrupts() as interrupted,
+        _show_progress(interrupted) as report,
+        open_engines(target_options, draft_options, force=force, report=report) as pair,
     ):
         report(0.0)
         _check_widths(pair.target, wanted or [])
@@ -139,7 +139,7 @@ def profile_command(
             force=force,
             report=report,
         )
-        names = _Names(pair.target.description, None if pair.draft is None else pair.draft.description)
+        names = _ModelNames(pair.target.description, None if pair.draft is None else pair.draft.description)
     missing = [rows for rows in planned if not kept.profile.target.is_measured(rows)]
     if missing:
         error_console().print(
@@ -150,7 +150,7 @@ def profile_command(
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _ModelNames:
     """What the engines call the models."""
 
     target: str
@@ -159,7 +159,7 @@ class _Names:
 
 def _write(
     kept: KeptProfile,
-    names: _Names,
+    names: _ModelNames,
     *,
     as_text: bool,
     json_file: Path | None,
@@ -196,7 +196,7 @@ def _write(
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _print_report(profile: CostProfile, names: _Names) -> None:
+def _print_report(profile: CostProfile, names: _ModelNames) -> None:
     console = output_console()
     # Not rich's word for it, which FORCE_COLOR changes.
     width = console.width if sys.stdout.isatty() else _PIPE_WIDTH
@@ -226,7 +226,9 @@ def _print_table(console: Console, cost: PassCost, width: int, *, of_target: boo
         if of_target:
             figures += f"{step.rows / step.median_s:>{len(rate)}.1f}"
         line = Text(figures + "  ")
-        line.append(_bar(step.median_s / dearest_s, longest, blocks), style="green" if step.rows in cheaper else "cyan")
+        line.append(
+            _draw_bar(step.median_s / dearest_s, longest, blocks), style="green" if step.rows in cheaper else "cyan"
+        )
         if step.rows in cheaper:
             line.append(" ↓" if blocks else " <", style="green")
         console.print(line)
@@ -260,7 +262,7 @@ def _further_lines(profile: CostProfile, *, blocks: bool) -> list[str]:
     return lines
 
 
-def _bar(share: float, longest: int, blocks: bool) -> str:
+def _draw_bar(share: float, longest: int, blocks: bool) -> str:
     if not blocks:
         return "#" * max(1, round(share * longest))
     eighths = max(1, round(share * longest * 8))
@@ -290,7 +292,7 @@ def _matplotlib_figure() -> Callable[..., Any]:
     return figure
 
 
-def _draw_figure(figure_of: Callable[..., Any], profile: CostProfile, names: _Names) -> Any:
+def _draw_figure(figure_of: Callable[..., Any], profile: CostProfile, names: _ModelNames) -> Any:
     panels = [(names.target, "rows in a round", profile.target)]
     if profile.draft is not None:
         panels.append((names.draft or "", "tokens fed to the draft", profile.draft))
@@ -354,7 +356,7 @@ def _check_widths(target: Engine, wanted: list[int]) -> None:
 
 
 @contextmanager
-def _progress(interrupted: threading.Event) -> Iterator[Callable[[float], None]]:
+def _show_progress(interrupted: threading.Event) -> Iterator[Callable[[float], None]]:
     """Show a bar on standard error if that is a terminal; yield what moves it, and ends everything if interrupted."""
 
     def report(done: float) -> None:

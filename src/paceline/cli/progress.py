@@ -32,7 +32,7 @@ def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total)
 
 
-def after_first(rounds: Iterator[_T], target: Engine, *, silent: bool = False) -> Iterator[_T]:
+def show_prompt_progress(rounds: Iterator[_T], target: Engine, *, silent: bool = False) -> Iterator[_T]:
     """Return what rounds bring; where passes wait, when there is something, and a terminal shows how far the first is.
 
     Args:

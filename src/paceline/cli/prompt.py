@@ -30,7 +30,7 @@ def read_prompt(prompt: str | None, file: Path | None, sample: str | None, escap
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} both give a prompt: leave out one of them")
     if prompt is not None:
-        text = typed_text(prompt, "-p", escape=escape)
+        text = read_typed_text(prompt, "-p", escape=escape)
     elif file is not None:
         text = read_text_file(file, "-f")
     elif sample is not None or embedded:
@@ -81,7 +81,7 @@ _ESCAPE = re.compile(rb"""\\(?:([nrt'"\\])|x([0-9a-fA-F]{2}))""")
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
 
-def typed_text(text: str, option: str, *, escape: bool) -> str:
+def read_typed_text(text: str, option: str, *, escape: bool) -> str:
     r"""Return a text of the command line.
 
     Args:

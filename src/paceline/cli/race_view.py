@@ -41,7 +41,7 @@ _GUESSED_BY: Final = {
 _VERDICT_STYLES: Final = {"faster": "bold green", "slower": "bold yellow", "texts differ": "bold yellow"}
 
 
-def play(
+def play_race(
     console: Console,
     race: Race,
     *,
@@ -59,35 +59,35 @@ def play(
         sleep: waits for the next picture.
     """
     begun_s = now_s()
-    with Live(picture(console, race, 0.0), console=console, auto_refresh=False) as live:
+    with Live(draw_lanes(console, race, 0.0), console=console, auto_refresh=False) as live:
         while not stopped():
             at_s = now_s() - begun_s
-            live.update(picture(console, race, at_s), refresh=True)
+            live.update(draw_lanes(console, race, at_s), refresh=True)
             if at_s >= race.seconds:
                 return
             sleep(FRAME_S)
 
 
-def picture(console: Console, race: Race, at_s: float) -> RenderableType:
+def draw_lanes(console: Console, race: Race, at_s: float) -> RenderableType:
     """Return both lanes as they were after so many seconds."""
     lanes: tuple[tuple[LaneName, Lane], ...] = (("plain", race.plain), ("speculative", race.speculative))
     width, room = console.width, console.height - _AROUND
     if width < STACKED_BELOW:
         height = min(max(room // 2 - 2, _FEWEST_LINES), _MAX_LINES)
-        return Group(*(_lane(console, name, lane, race.prompt, at_s, width, height) for name, lane in lanes))
+        return Group(*(_draw_lane(console, name, lane, race.prompt, at_s, width, height) for name, lane in lanes))
     height = min(max(room, _FEWEST_LINES), _MAX_LINES)
     grid = Table.grid(padding=0)
     half = width // 2
-    grid.add_row(*(_lane(console, name, lane, race.prompt, at_s, half, height) for name, lane in lanes))
+    grid.add_row(*(_draw_lane(console, name, lane, race.prompt, at_s, half, height) for name, lane in lanes))
     return grid
 
 
-def _lane(
+def _draw_lane(
     console: Console, name: LaneName, lane: Lane, prompt: str, at_s: float, width: int, height: int
 ) -> RenderableType:
     pieces = lane.until(at_s)
-    lines = _text(console, prompt, pieces).wrap(console, width - 4, overflow="fold")
-    height = min(height, len(_text(console, prompt, lane.pieces).wrap(console, width - 4, overflow="fold")))
+    lines = _lane_text(console, prompt, pieces).wrap(console, width - 4, overflow="fold")
+    height = min(height, len(_lane_text(console, prompt, lane.pieces).wrap(console, width - 4, overflow="fold")))
     is_done = at_s >= lane.seconds
     frame = "dim" if not is_done else "green" if name == "speculative" else "default"
     panel = Panel(
@@ -99,7 +99,7 @@ def _lane(
     return Group(panel, figures)
 
 
-def _text(console: Console, prompt: str, pieces: Sequence[Piece]) -> Text:
+def _lane_text(console: Console, prompt: str, pieces: Sequence[Piece]) -> Text:
     """Return what there is of an answer, after the last line of its prompt, which says what the answer goes on with."""
     text = Text(tab_size=4)
     text.append(printable(prompt[prompt[:-1].rfind("\n") + 1 :]), Style(dim=True))

@@ -49,13 +49,13 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
             f"n_accept  = {stats.num_accepted}",
             f"accept    = {'-' if share is None else f'{share:.3%}'}",
             "",
-            f"acceptance rate alpha   = {_number(stats.acceptance_rate)}  "
+            f"acceptance rate alpha   = {_format_number(stats.acceptance_rate)}  "
             "(accepted / judged: neither what follows a wrong token nor a second guess at a place is judged)",
-            f"acceptance length tau   = {_number(stats.acceptance_length)}  "
+            f"acceptance length tau   = {_format_number(stats.acceptance_length)}  "
             "(tokens a round, with the target's own bonus token)",
         ]
-        if (translated := _translated(model)) is not None:
-            lines.append(f"draft model             = translated: {_levels(translated.cases)}")
+        if (translated := _find_translated(model)) is not None:
+            lines.append(f"draft model             = translated: {_describe_levels(translated.cases)}")
         if len(model.drafters) > 1:
             lines.append(
                 "accepted from           = "
@@ -66,7 +66,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
             )
     else:
         lines += [f"n_predict = {stats.predicted_tokens}", ""]
-    lines += [_gained(stats), f"time                    = {_breakdown(stats)}"]
+    lines += [_gain_line(stats), f"time                    = {_breakdown(stats)}"]
     gaps = stats.inter_token_s()
     if gaps:
         shown = [f"p{share:.0%} {percentile(gaps, share) * 1e3:.2f}".replace("%", "") for share in PERCENTILES]
@@ -74,7 +74,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
         lines.append(f"between tokens          = {', '.join(shown)}, {longest}  (tokens of a round arrive together)")
     lines += [
         f"ended by                = {generation.finish_reason}; seed {generation.seed}",
-        *_defaults(model, generation),
+        *_default_lines(model, generation),
         f"target                  = {model.target.description}",
     ]
     console.print("\n".join(lines), markup=False)
@@ -116,7 +116,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "model_defaults": dict(generation.model_defaults),
         "target": model.target.description,
         "drafters": [drafter.name for drafter in model.drafters],
-        "draft_levels": None if (translated := _translated(model)) is None else dict(translated.cases),
+        "draft_levels": None if (translated := _find_translated(model)) is None else dict(translated.cases),
         "memory": None if model.memory_plan is None else memory_json(model.memory_plan),
         "planner": None if planned is None else planner_json(planned),
         "stats": {
@@ -187,12 +187,12 @@ def comparison_report(console: Console, model: Model, comparison: Comparison) ->
         words = f"speculative decoding runs at {comparison.speedup:.2f} times the speed of plain {spread}"
     console.print(f"\n{verdict}: {words}", style=_VERDICT_STYLES.get(verdict))
     lines = [
-        f"speculative             = {_speeds(speculative)}",
-        f"plain                   = {_speeds(plain)}",
+        f"speculative             = {_format_speeds(speculative)}",
+        f"plain                   = {_format_speeds(plain)}",
         f"plain against plain     = {min(noise):.2f} to {max(noise):.2f}",
-        f"acceptance length tau   = {_number(comparison.speculative.stats.acceptance_length)}",
-        f"texts                   = {_equality(model, comparison)}",
-        *_defaults(model, comparison.speculative),
+        f"acceptance length tau   = {_format_number(comparison.speculative.stats.acceptance_length)}",
+        f"texts                   = {_describe_equality(model, comparison)}",
+        *_default_lines(model, comparison.speculative),
     ]
     console.print("\n".join(lines), markup=False)
 
@@ -232,7 +232,7 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _defaults(model: Model, generation: Generation) -> list[str]:
+def _default_lines(model: Model, generation: Generation) -> list[str]:
     """Return a line on what the model's own defaults set, if they set anything."""
     applied = [
         f"{field.called} {','.join(value) if isinstance(value, tuple) else value}"
@@ -242,12 +242,12 @@ def _defaults(model: Model, generation: Generation) -> list[str]:
     return [f"defaults of the model   = {', '.join(applied)}  ({model.defaults.source})"] if applied else []
 
 
-def _translated(model: Model) -> TranslatedDrafter | None:
+def _find_translated(model: Model) -> TranslatedDrafter | None:
     """Return the drafter that translates, if there is one."""
     return next((drafter for drafter in model.drafters if isinstance(drafter, TranslatedDrafter)), None)
 
 
-def _levels(cases: Mapping[Case, int]) -> str:
+def _describe_levels(cases: Mapping[Case, int]) -> str:
     """Return what became of a translated draft's levels, in words."""
     words: Mapping[Case, str] = {
         "aligned": "one token",
@@ -261,7 +261,7 @@ def _levels(cases: Mapping[Case, int]) -> str:
     return "levels that gave " + ", ".join(found) if found else "nothing was asked of it"
 
 
-def _equality(model: Model, comparison: Comparison) -> str:
+def _describe_equality(model: Model, comparison: Comparison) -> str:
     repeatable = "" if comparison.repeatable else "; but runs of one kind differ among themselves"
     divergence = comparison.divergence
     if divergence is None and not comparison.equal:
@@ -275,22 +275,22 @@ def _equality(model: Model, comparison: Comparison) -> str:
     spell = model.target.vocabulary.token_bytes
     margin = "at the border of a truncation" if divergence.margin is None else f"margin {divergence.margin:.2g}"
     return (
-        f"differ at token {divergence.index}: plain {_show(spell(divergence.plain_token))}, "
-        f"speculative {_show(spell(divergence.speculative_token))}; {margin}, rows differ by "
+        f"differ at token {divergence.index}: plain {_show_token(spell(divergence.plain_token))}, "
+        f"speculative {_show_token(spell(divergence.speculative_token))}; {margin}, rows differ by "
         f"{divergence.logit_difference:.2g}, of which rounding explains {divergence.allowed:.2g}: "
         f"{divergence.verdict}{repeatable}"
     )
 
 
-def _show(token: bytes) -> str:
+def _show_token(token: bytes) -> str:
     return repr(token.decode("utf-8", "backslashreplace"))
 
 
-def _speeds(speeds: list[float]) -> str:
+def _format_speeds(speeds: list[float]) -> str:
     return f"{statistics.median(speeds):.1f} t/s ({min(speeds):.1f} to {max(speeds):.1f})"
 
 
-def _gained(stats: RequestStats) -> str:
+def _gain_line(stats: RequestStats) -> str:
     """Return a line on how much faster than plain decoding it was, or why nothing was drafted."""
     if not stats.num_drafted:
         reason = stats.off_reason
@@ -318,5 +318,5 @@ def _breakdown(stats: RequestStats) -> str:
     return ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in parts)
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"

@@ -21,9 +21,9 @@ from paceline.cli.chat_options import (
     OF_CHATS,
     SystemPrompt,
     SystemPromptFile,
-    begun_conversation,
     check_can_chat,
     check_names_chat_model,
+    start_conversation,
     system_prompt,
 )
 from paceline.cli.constraint_options import (
@@ -32,21 +32,21 @@ from paceline.cli.constraint_options import (
     JsonSchemaFile,
     JsonSchemaText,
     Strict,
-    asked_source,
+    read_source,
 )
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
-from paceline.cli.progress import after_first
-from paceline.cli.prompt import read_prompt, typed_text
+from paceline.cli.progress import show_prompt_progress
+from paceline.cli.prompt import read_prompt, read_typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.cli.setup import (
     SPECULATION_PANEL,
     PolicyName,
     Remember,
+    announce_builtin_model,
     choose_setup,
-    opened,
+    open_model,
     request_options,
-    say_no_model_is_named,
 )
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
@@ -178,14 +178,14 @@ def run(
     without_effect = {} if compare else {"repeats": "has no effect without --compare"}
     if not as_chat:
         without_effect |= dict.fromkeys(OF_CHATS, "has no effect without --chat: add that, or use paceline chat")
-    source = asked_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
+    source = read_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     setup = choose_setup(
         context, models, speculation, fixed, policy=policy, remember=remember, without_effect=without_effect
     )
-    rules = replace(rules, stop=tuple(typed_text(text, "--stop", escape=escape) for text in rules.stop))
+    rules = replace(rules, stop=tuple(read_typed_text(text, "--stop", escape=escape) for text in rules.stop))
     text = read_prompt(prompt, file, sample, escape, embedded=models.target is None)
     messages = [
-        *begun_conversation(system_prompt(system, system_file, escape=escape)),
+        *start_conversation(system_prompt(system, system_file, escape=escape)),
         {"role": "user", "content": text},
     ]
     found = setup.find()
@@ -198,7 +198,7 @@ def run(
         check_can_chat(Path(found.target.path), conversation.replaced_by)
     elif as_chat is None and not as_json:
         _hint_at_template(found.target)
-    with opened(setup, found) as (loaded, interrupted):
+    with open_model(setup, found) as (loaded, interrupted):
         options = request_options(context, loaded, given, params, rules, speculation)
         if source is not None:
             options["constraint"] = loaded.compile(source)
@@ -225,8 +225,8 @@ def _generate(
     interrupted: threading.Event,
 ) -> None:
     stream = model.stream(prompt, **options)
-    rounds = after_first(stream.rounds(), model.target, silent=as_json)
-    say_no_model_is_named(models)
+    rounds = show_prompt_progress(stream.rounds(), model.target, silent=as_json)
+    announce_builtin_model(models)
     writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
     for segments in rounds:
         writer.write(segments)
@@ -248,8 +248,8 @@ def _reply(
     interrupted: threading.Event,
 ) -> None:
     stream = model.chat_stream(messages, chat=conversation, **options)
-    rounds = after_first(stream.rounds(), model.target, silent=as_json)
-    say_no_model_is_named(models)
+    rounds = show_prompt_progress(stream.rounds(), model.target, silent=as_json)
+    announce_builtin_model(models)
     writer = AnswerWriter("", [drafter.name for drafter in model.drafters], silent=as_json)
     for parts in rounds:
         writer.write_parts(parts)
@@ -321,7 +321,7 @@ def _compare(
         comparison: Comparison = summarise(
             model, prompt, options, runs, open_reader=open_reader, stopped=interrupted.is_set
         )
-    say_no_model_is_named(models)
+    announce_builtin_model(models)
     if as_json:
         print_json(comparison_json(model, comparison))
     else:

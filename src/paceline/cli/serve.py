@@ -25,9 +25,9 @@ from paceline.cli.setup import (
     PolicyName,
     Remember,
     Setup,
+    announce_builtin_model,
     choose_setup,
     request_options,
-    say_no_model_is_named,
 )
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
@@ -130,17 +130,17 @@ def serve(
         urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
             console.print(f"warning: {warning}", style="yellow", markup=False)
-        found = _sized(context, setup.find(), models, options)
+        found = _size_models(context, setup.find(), models, options)
         chat = replace(conversation, forget=False)
 
         def load_here(report: Callable[[float], None]) -> ServedModel:
-            model = _loaded(setup, found, options, report)
+            model = _load(setup, found, options, report)
             defaults = request_options(context, model, given, params, rules, speculation)
             if "seed" not in given.names:
                 del defaults["seed"]
             if rules.max_tokens == MAX_TOKENS or "max_tokens" not in given.names:
                 del defaults["max_tokens"]
-            return _served(model, found, setup, options, chat, defaults)
+            return _build_served(model, found, setup, options, chat, defaults)
 
         ready = threading.Event()
 
@@ -150,10 +150,10 @@ def serve(
             gc.collect()
             gc.freeze()
             ready.set()
-            say_no_model_is_named(models)
+            announce_builtin_model(models)
             for url in urls:
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
-            console.print(_how(served), style="dim", markup=False)
+            console.print(_describe_speculation(served), style="dim", markup=False)
             if served.model.memory_plan is not None:
                 print_memory_plan(served.model.memory_plan)
 
@@ -166,7 +166,7 @@ def serve(
             raise typer.Exit(exits.INTERRUPTED)
 
 
-def _loaded(setup: Setup, found: FoundModels, options: ServerOptions, report: Callable[[float], None]) -> Model:
+def _load(setup: Setup, found: FoundModels, options: ServerOptions, report: Callable[[float], None]) -> Model:
     return load(
         found.target,
         draft=found.draft,
@@ -180,7 +180,7 @@ def _loaded(setup: Setup, found: FoundModels, options: ServerOptions, report: Ca
     )
 
 
-def _served(
+def _build_served(
     model: Model,
     found: FoundModels,
     setup: Setup,
@@ -201,7 +201,7 @@ def _served(
         model,
         describe(path),
         names=tuple(sorted(set(options.alias))) or (path.stem,),
-        policy=setup.policy if isinstance(setup.policy, str) else _name_of(setup),
+        policy=setup.policy if isinstance(setup.policy, str) else _model_name(setup),
         template=template,
         tags=options.tags,
         options=defaults,
@@ -210,11 +210,13 @@ def _served(
     )
 
 
-def _name_of(setup: Setup) -> str:
+def _model_name(setup: Setup) -> str:
     return "fixed" if not isinstance(setup.policy, str) and setup.policy.speculates else "plain"
 
 
-def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions) -> FoundModels:
+def _size_models(
+    context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions
+) -> FoundModels:
     """Return the models with the room that requests have, as llama-server deals it out.
 
     ``-c`` is the room of all requests together. Each has an equal part of it, or with ``--kv-unified`` whatever the
@@ -243,7 +245,7 @@ def _sized(context: typer.Context, found: FoundModels, models: ModelChoice, opti
     return FoundModels(target, draft)
 
 
-def _how(served: ServedModel) -> str:
+def _describe_speculation(served: ServedModel) -> str:
     drafters = ", ".join(served.drafters)
     how = f"drafts: {drafters} (policy {served.policy})" if drafters else "no drafts: plain decoding"
     chats = "" if served.template is not None else "; the model has no chat template, so it answers completions alone"

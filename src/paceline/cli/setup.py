@@ -15,8 +15,8 @@ from rich.status import Status
 from paceline.api import Model, load
 from paceline.cli import exits
 from paceline.cli.display import error_console
-from paceline.cli.downloads import located_pair, made
-from paceline.cli.interrupts import interrupts_held
+from paceline.cli.downloads import locate_pair, make_draft
+from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import (
     NAMES_OF_THE_DRAFT_MODEL,
@@ -75,7 +75,7 @@ Remember: TypeAlias = Annotated[
 ]
 
 
-def say_no_model_is_named(models: ModelChoice) -> None:
+def announce_builtin_model(models: ModelChoice) -> None:
     """Say what answers where nobody named a model, neither on the command line nor in the environment.
 
     To be called when it is about to answer: an error before is one line.
@@ -119,7 +119,7 @@ class Setup:
         Raises:
             InputError: one of them cannot be had.
         """
-        target, draft = located_pair(self.models, self.draft)
+        target, draft = locate_pair(self.models, self.draft)
         if draft is not None or not self.may_draft or (own := default_draft(target)) is None:
             return FoundModels(target, draft)
         error_console().print(
@@ -129,7 +129,7 @@ class Setup:
             markup=False,
         )
         with contextlib.suppress(InputError):  # it is tried again at load, which says what is wrong, and goes on
-            made(own)
+            make_draft(own)
         return FoundModels(target, self.models.draft)
 
 
@@ -176,14 +176,14 @@ def choose_setup(
         named_draft = None
     uses_draft_model = named_draft is not None or (models.target is None and (names is None or "draft" in names))
     plain = not speculation.speculate or fixed.draft_max == 0
-    reasons = _without_effect(context, fixed, plain=plain, uses_draft_model=uses_draft_model)
+    reasons = _find_ineffective(context, fixed, plain=plain, uses_draft_model=uses_draft_model)
     refuse_given(context, {**reasons, **(without_effect or {})})
     if plain:
         # Of the environment: on the command line they are refused.
         names = named_draft = None
     elif named_draft is None and uses_draft_model:
         named_draft = embedded_draft()
-    chosen = _policy(context, policy, plain, fixed)
+    chosen = _choose_policy(context, policy, plain, fixed)
     if remember and chosen != "auto":
         way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
         refuse_given(context, {"remember": way_out})
@@ -192,7 +192,7 @@ def choose_setup(
 
 
 @contextlib.contextmanager
-def opened(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.Event]]:
+def open_model(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.Event]]:
     """Load the models for as long as the block runs; yield the model, and what the first interrupt sets.
 
     The first interrupt ends measuring at its next step. Within the block it only sets the event.
@@ -201,8 +201,8 @@ def opened(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.
         PacelineError: the models cannot be loaded.
         typer.Exit: it was interrupted while they were.
     """
-    with interrupts_held() as interrupted, contextlib.ExitStack() as stack:
-        with _measuring(interrupted) as report:
+    with hold_interrupts() as interrupted, contextlib.ExitStack() as stack:
+        with _show_measuring(interrupted) as report:
             model = stack.enter_context(
                 load(
                     found.target,
@@ -238,7 +238,7 @@ def request_options(
     return options
 
 
-def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
+def _choose_policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
     """Return the policy that was asked for: draft lengths set by hand ask for a fixed one."""
     by_hand = [flag for name, flag in _OF_A_FIXED_POLICY.items() if is_given(context, name)]
     if plain:
@@ -254,7 +254,7 @@ def _policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedP
 
 
 @contextlib.contextmanager
-def _measuring(interrupted: threading.Event) -> Iterator[Report]:
+def _show_measuring(interrupted: threading.Event) -> Iterator[Report]:
     """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it.
 
     What is shown is gone when the block ends, however far measuring came: it may end before its time is up.
@@ -273,7 +273,7 @@ def _measuring(interrupted: threading.Event) -> Iterator[Report]:
         yield report
 
 
-def _without_effect(
+def _find_ineffective(
     context: typer.Context, fixed: FixedPolicy, *, plain: bool, uses_draft_model: bool
 ) -> dict[str, str]:
     """Return why flags would do nothing, by parameter."""
