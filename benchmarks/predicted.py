@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.atomic_output import atomic_file
 from paceline.bench.intervals import Estimate, estimate
 from paceline.bench.repetition import is_repetitive
 from paceline.bench.sessions import Answer, Engines, Session, wall_engines
@@ -33,7 +34,6 @@ from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.models.registry import resolve_model
-from paceline.output import whole_file
 from paceline.pairs.candidate_report import verdict
 from paceline.pairs.examiner import Diagnosis, Examiner
 from paceline.pairs.prediction import ALL_DRAFTERS, AUTO_VARIANT
@@ -134,7 +134,7 @@ def predicted(
     Console(width=160).print(table)
     if json_file is not None:
         facts = {"machine": machine(), "temperature": temp, "pairs": [_facts(each) for each in found]}
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 

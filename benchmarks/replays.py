@@ -20,6 +20,7 @@ from benchmarks.cost_tables import PASS_MS, measured_profile
 from benchmarks.progress import progress_bar
 from benchmarks.stopwatch import Stopwatch
 from paceline.api import load
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.bench.results import WorkloadResult
 from paceline.bench.sessions import wall_engines
 from paceline.bench.settings import BenchSettings
@@ -34,7 +35,6 @@ from paceline.engines.loading import ModelOptions, open_engine
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model
-from paceline.output import check_parent, whole_file
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import FixedPolicy
@@ -230,7 +230,7 @@ def replay_command(
         console.print(_table(kind, len(groups[kind]), costs, of_kind))
     if json_file is not None:
         report = {"costs": costs, "draft_ms": draft_ms, "drafters": names, "kinds": figures}
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json.dumps({"machine": machine(), "replay": report}) + "\n", encoding="utf-8")
 
 

@@ -20,10 +20,10 @@ from rich.table import Table
 from benchmarks.cost_tables import PASS_MS
 from benchmarks.progress import progress_bar
 from benchmarks.replays import check_draft_ms, costs_named, recordings_by_kind, split
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.bench.workloads import MIXED
 from paceline.machine import machine
-from paceline.output import check_parent, whole_file
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import ADAPTIVE_POLICIES
@@ -113,7 +113,7 @@ def sweep(
         console.print(_table(name, swept))
         report[name] = {workload: {**asdict(found), "of_static": found.of_static} for workload, found in swept.items()}
     if json_file is not None:
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json.dumps({"machine": machine(), "sweep": report}) + "\n", encoding="utf-8")
 
 

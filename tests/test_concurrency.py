@@ -488,7 +488,7 @@ def opened_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         opened.append(open_engine(options))
         return opened[-1]
 
-    monkeypatch.setattr("paceline.opening.open_engine", opening)
+    monkeypatch.setattr("paceline.model_pair.open_engine", opening)
     monkeypatch.setattr("paceline.planning.costs.attention.open_engine", opening)
     yield opened
 

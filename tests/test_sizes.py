@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
-from paceline.sizes import memory_text, read_size
+from paceline.sizes import format_memory, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ from paceline.sizes import memory_text, read_size
     ],
 )
 def test_memory_is_written_with_its_unit(text: str, num_bytes: int) -> None:
-    assert read_size(text) == num_bytes
+    assert parse_bytes(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "G", "12X", "-1G", "1e3M", "12 G B", "½G"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is no size: give a number and a unit, such as 12G or 800M"):
-        read_size(text)
+        parse_bytes(text)
 
 
 @given(st.integers(0, 1 << 45))
 def test_what_is_said_to_be_needed_is_enough(num_bytes: int) -> None:
-    assert num_bytes <= read_size(memory_text(num_bytes)) <= num_bytes + max(1 << 20, num_bytes // 5)
+    assert num_bytes <= parse_bytes(format_memory(num_bytes)) <= num_bytes + max(1 << 20, num_bytes // 5)

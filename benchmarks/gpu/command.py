@@ -9,7 +9,7 @@ import typer
 
 from benchmarks.gpu.packing import make_pack
 from benchmarks.replays import split
-from paceline.output import check_parent
+from paceline.atomic_output import check_parent
 
 EPILOG = """[bold]Examples[/bold]
 

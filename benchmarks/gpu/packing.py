@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.gpu.kernels import cut_kernels
+from paceline.atomic_output import atomic_file
 from paceline.core.errors import EngineError, InputError
-from paceline.output import whole_file
 
 CHECKOUT: Final = Path(__file__).parents[2]
 MANIFEST: Final = "manifest.json"
@@ -121,7 +121,7 @@ def make_pack(destination: Path, *, python: str, there: Sequence[str] = (), all_
         left_out = [] if all_kernels else cut_kernels(sources / "llama.cpp")
         manifest = {"python": python, "bindings": archive.name.removesuffix(".tar.gz"), "kernels_left_out": left_out}
         (folder / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-        with whole_file(destination) as partial:
+        with atomic_file(destination) as partial:
             _write(partial, folder)
             size = partial.stat().st_size
             if size > LIMIT_BYTES:

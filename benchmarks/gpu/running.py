@@ -19,12 +19,12 @@ import typer
 from benchmarks.gpu.building import BENCHMARK, LIBRARY, build
 from benchmarks.gpu.report import results_of
 from benchmarks.gpu.steps import FailedError, Figures, Step, ended_after, run_steps
+from paceline.atomic_output import atomic_file
 from paceline.core.clock import WallClock
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
 from paceline.machine import machine, processor
 from paceline.models.embedded import embedded_draft
-from paceline.output import whole_file
 
 LLAMA, TORCH = "llama.cpp", "Hugging Face"
 CUDA, CPU = "CUDA", "CPU"
@@ -115,7 +115,7 @@ class Run:
             out.flush()
             os.fsync(out.fileno())
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        with whole_file(self._results_file) as partial:
+        with atomic_file(self._results_file) as partial:
             partial.write_text(json.dumps(results_of(self._lines, date), indent=2) + "\n", encoding="utf-8")
 
     def _build(self, plan: Plan, most_s: float) -> Iterator[Figures]:

@@ -15,6 +15,7 @@ from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKE
 from benchmarks.pair.report import markdown, print_tables, tables
 from benchmarks.progress import progress_bar
 from paceline.api import Model, load
+from paceline.atomic_output import atomic_file
 from paceline.cli.options import check_outputs
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
@@ -22,7 +23,6 @@ from paceline.engines.loading import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model
-from paceline.output import whole_file
 from paceline.planning.policies.fixed import FixedPolicy
 
 MAX_ANSWER = CONTEXT_TOKENS - PROMPT_TOKENS
@@ -161,5 +161,5 @@ def _write(file: Path, text: str) -> None:
     if file == _STDOUT:
         print(text)
         return
-    with whole_file(file) as partial:
+    with atomic_file(file) as partial:
         partial.write_text(text + "\n", encoding="utf-8")

@@ -16,12 +16,12 @@ from benchmarks.planner_ab.report import console, table, worst
 from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of, side_of
 from benchmarks.planner_ab.verdict import CELLS, GROUPINGS, Answer, Figures, figures, grouped, most_lost, reasons
 from benchmarks.replays import split
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.bench.variants import AUTO
 from paceline.cli import exits
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
 from paceline.machine import machine
-from paceline.output import check_parent, whole_file
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -103,7 +103,7 @@ def planner_ab(
             "columns": list(Answer._fields),
             "answers": answers,
         }
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json.dumps({"machine": machine(), "planner_ab": report}) + "\n", encoding="utf-8")
     if failed:
         raise typer.Exit(exits.FAILURE)

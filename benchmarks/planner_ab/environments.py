@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from benchmarks.planner_ab.charging import OwnTimes, own_times_of
+from paceline.atomic_output import atomic_file, atomic_folder
 from paceline.core.errors import EngineError, InputError
-from paceline.output import whole_file, whole_folder
 
 CHECKOUT: Final = Path(__file__).parents[2]
 KEPT: Final = CHECKOUT / "build" / "planner_ab"
@@ -84,7 +84,7 @@ class Environment:
         """Keep what a policy takes."""
         path = self._own_times_path(policy)
         path.parent.mkdir(exist_ok=True)
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_text(json.dumps(own_times), encoding="utf-8")
 
     def _own_times_path(self, policy: str) -> Path:
@@ -170,11 +170,11 @@ def environment(revision: str | None) -> Environment:
     KEPT.mkdir(parents=True, exist_ok=True)
     package = KEPT / f"package-{_key(tree, _PACKAGE)}"
     if not package.is_dir():
-        with whole_folder(package) as partial:
+        with atomic_folder(package) as partial:
             _install(name, tree, partial)
     replays = KEPT / f"replays-{_key(tree, _REPLAYS)}"
     if not replays.is_dir():
-        with whole_folder(replays) as partial:
+        with atomic_folder(replays) as partial:
             _unpack(tree, _REPLAYS, partial)
     return Environment(name, tree, package, replays, KEPT / f"own_times-{_key(tree, _DECIDING)}")
 

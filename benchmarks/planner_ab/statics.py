@@ -20,11 +20,11 @@ from benchmarks.planner_ab.corpus import CORPORA, HALVES, LAPS, QUICK_LAPS
 from benchmarks.planner_ab.report import console
 from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of, side_of
 from benchmarks.replays import split
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.bench.variants import AUTO
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
 from paceline.machine import machine
-from paceline.output import check_parent, whole_file
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -116,7 +116,7 @@ def planner_statics(
             for found in (by_scene, by_workload)
             for key, best in found.items()
         ]
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json.dumps({"machine": machine(), "planner_statics": rows}) + "\n", encoding="utf-8")
 
 

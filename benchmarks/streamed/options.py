@@ -11,12 +11,12 @@ import typer
 from rich.table import Table
 
 from benchmarks.streamed.box import Limits
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.core.errors import InputError
 from paceline.engines.limits import check_range
 from paceline.machine import machine
 from paceline.models.registry import resolve_model
-from paceline.output import check_parent, whole_file
-from paceline.sizes import read_size
+from paceline.sizes import parse_bytes
 
 ModelOption: TypeAlias = Annotated[str, typer.Option("-m", "--model", help="A GGUF file or a name.")]
 MemoryOption: TypeAlias = Annotated[
@@ -40,11 +40,11 @@ def limits_of(memory: str, limit: str | None, rate: str | None) -> Limits:
     Raises:
         InputError: a size is none, or the box is smaller than what the process may hold.
     """
-    memory_bytes = read_size(memory)
-    limit_bytes = memory_bytes if limit is None else read_size(limit)
+    memory_bytes = parse_bytes(memory)
+    limit_bytes = memory_bytes if limit is None else parse_bytes(limit)
     if limit_bytes < memory_bytes:
         raise InputError(f"--limit {limit} is less than --memory {memory}: the process would be ended")
-    bytes_per_s = None if rate is None else read_size(rate)
+    bytes_per_s = None if rate is None else parse_bytes(rate)
     if bytes_per_s is not None:
         check_range("--rate", bytes_per_s, 1, 1 << 40)
     return Limits(limit_bytes, bytes_per_s)
@@ -89,7 +89,7 @@ def figures_out(name: str, figures: Mapping[str, Any], file: Path | None) -> Non
     if file is None:
         print(line)
         return
-    with whole_file(file) as partial:
+    with atomic_file(file) as partial:
         partial.write_text(f"{line}\n", encoding="utf-8")
 
 

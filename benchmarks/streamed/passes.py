@@ -42,9 +42,9 @@ from benchmarks.streamed.options import (
     table,
 )
 from benchmarks.streamed.passing import CONTEXT, MMAP, STREAMED, VARIANTS
+from paceline.atomic_output import temporary_folder
 from paceline.core.errors import EngineError, InputError
-from paceline.output import temporary_folder
-from paceline.sizes import read_size
+from paceline.sizes import parse_bytes
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -79,7 +79,7 @@ def streamed_passes(
             "the others is 1"
         )
     path = found_model(model, json_file)
-    job = {"task": "passes", "memory_bytes": read_size(memory), "repeats": repeats, "threads": threads}
+    job = {"task": "passes", "memory_bytes": parse_bytes(memory), "repeats": repeats, "threads": threads}
     found = {variant: Found() for variant in VARIANTS}
     with temporary_folder(path) as cache, progress_bar() as progress:
         box = boxed.Boxed(path, limits, cache)

@@ -32,10 +32,10 @@ from benchmarks.streamed.options import (
     limits_of,
     table,
 )
+from paceline.atomic_output import temporary_folder
 from paceline.cli import exits
 from paceline.core.errors import EngineError, InputError
-from paceline.output import temporary_folder
-from paceline.sizes import read_size
+from paceline.sizes import parse_bytes
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -70,7 +70,7 @@ def streamed_soak(
 
     It needs root, to make control groups (version 1) that hold a process to little memory and a slow disk.
     """
-    limits, margin_bytes = limits_of(memory, limit, rate), read_size(margin)
+    limits, margin_bytes = limits_of(memory, limit, rate), parse_bytes(margin)
     if not (minutes > 0 and requests > 0 and every > 0):
         raise InputError(f"{minutes} minutes, {requests} requests, a sample every {every} seconds: give more than 0")
     path = found_model(model, json_file)

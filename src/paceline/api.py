@@ -33,10 +33,10 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.memory import MemoryPlan
 from paceline.engines.sequence_pool import SequencePool
+from paceline.model_pair import open_pair
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.registry import resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from paceline.opening import open_pair
 from paceline.options import GenerateOptions, read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts

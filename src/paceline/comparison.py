@@ -173,7 +173,7 @@ def summarise(
     stopped: Stop = lambda: False,
 ) -> Comparison:
     """Put trials together, and find out why the texts differ if they do; see :func:`explain`."""
-    _, plain, speculative = next((run for run in runs if _differ(run[1], run[2])), runs[0])
+    _, plain, speculative = next((run for run in runs if _texts_differ(run[1], run[2])), runs[0])
     repeatable = all(
         first_difference(plain.token_ids, p.token_ids) is None
         and first_difference(speculative.token_ids, s.token_ids) is None
@@ -189,7 +189,7 @@ def summarise(
     )
 
 
-def _differ(plain: Generation, speculative: Generation) -> bool:
+def _texts_differ(plain: Generation, speculative: Generation) -> bool:
     return first_difference(plain.token_ids, speculative.token_ids) is not None
 
 
@@ -219,16 +219,16 @@ def explain(
         stopped: asked between rounds of answers that are made again, and before every reading, of which there may be
             seventy.
     """
-    if not _differ(plain, speculative) or not model.repeats_text(options):
+    if not _texts_differ(plain, speculative) or not model.repeats_text(options):
         return None
     try:
         reference = plain.token_ids
         for _ in range(MAX_REMAKES):
-            theirs, made = _watch(model, prompt, options, reference, speculate=True, stopped=stopped)
+            theirs, made = _generate_again(model, prompt, options, reference, speculate=True, stopped=stopped)
             index = theirs.index
             if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
                 continue
-            ours, again = _watch(model, prompt, options, reference[:index], speculate=False, stopped=stopped)
+            ours, again = _generate_again(model, prompt, options, reference[:index], speculate=False, stopped=stopped)
             if ours.index != index or ours.row is None:
                 # Plain decoding does not repeat itself.
                 reference = again.token_ids
@@ -297,7 +297,7 @@ def measure_rounding(
     of_widths, of_places = _Effect(), _Effect()
     for width in (VERIFY_WIDTH, widest):
         of_widths.add(_differences(plain, text.rows(engine, min(width, widest))))
-    readings = _readings_at_places(engine, text, plain, open_reader)
+    readings = _iter_readings(engine, text, plain, open_reader)
     for number, differences in enumerate(readings, start=1):
         of_places.add(differences)
         if number >= NUM_PLACEMENTS and max(of_widths.largest, of_places.largest) >= enough:
@@ -329,7 +329,7 @@ class _Effect:
         return self.typical <= most and self.largest <= MAX_ROW_ROUNDING * most
 
 
-def _readings_at_places(
+def _iter_readings(
     engine: Engine, text: _Text, plain: Sequence[FloatArray], open_reader: OpenReader | None
 ) -> Generator[list[float], None, None]:
     """Yield by how much each row of passes of one token differs where the tokens lie at other places in the cache.
@@ -436,7 +436,7 @@ class _Neighbour:
         self._engine.close_sequence(self._sequence)
 
 
-class _WatchingVerifier:
+class _RowRecordingVerifier:
     """Judges as another verifier does, and keeps the row that the first unexpected token was drawn from.
 
     Args:
@@ -489,7 +489,7 @@ class _WatchingVerifier:
         return walk
 
 
-def _watch(
+def _generate_again(
     model: Model,
     prompt: str | Sequence[int],
     options: GenerateOptions,
@@ -497,12 +497,12 @@ def _watch(
     *,
     speculate: bool,
     stopped: Stop,
-) -> tuple[_WatchingVerifier, Generation]:
+) -> tuple[_RowRecordingVerifier, Generation]:
     """Make an answer again; return what was seen where it parts from the tokens that were expected, and the answer."""
-    made: list[_WatchingVerifier] = []
+    made: list[_RowRecordingVerifier] = []
 
     def watch(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
-        made.append(_WatchingVerifier(verifier, expected, len(prompt_ids)))
+        made.append(_RowRecordingVerifier(verifier, expected, len(prompt_ids)))
         return made[0]
 
     with _stream(model, prompt, options, speculate, wrap=watch) as stream:

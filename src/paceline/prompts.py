@@ -41,22 +41,22 @@ def read_prompt(prompt: Prompt, vocabulary: Tokenizer) -> list[int]:
     """
     if isinstance(prompt, str):
         return vocabulary.tokenize(prompt)
-    row = _only_row(_items(prompt))
+    row = _only_row(_as_items(prompt))
     if any(map(_is_row, row)):
         raise InputError("the prompt has rows within rows; give token ids as [num_tokens] or [1, num_tokens]")
     return [whole_number(item, f"item {place} of the prompt") for place, item in enumerate(row)]
 
 
-def _items(prompt: object) -> list[Any]:
+def _as_items(prompt: object) -> list[Any]:
     if isinstance(prompt, (bytes, bytearray, memoryview)):
         raise InputError("the prompt is bytes; decode them into a text, or give token ids")
     if isinstance(prompt, Mapping):
         keys = ", ".join(map(str, list(prompt)[:3]))
         raise InputError(f"the prompt is a mapping of {keys}; give a text or token ids, such as its 'input_ids'")
-    items = _plain(prompt)
+    items = _as_lists(prompt)
     if isinstance(items, str) or not isinstance(items, Iterable):
         raise InputError(f"the prompt is {shown(prompt)}; give a text or a sequence of token ids")
-    return [_plain(item) for item in items]
+    return [_as_lists(item) for item in items]
 
 
 def _only_row(items: list[Any]) -> list[Any]:
@@ -65,13 +65,13 @@ def _only_row(items: list[Any]) -> list[Any]:
         return items
     if len(items) > 1:
         raise InputError(f"the prompt has {len(items)} rows; give one row of token ids for each call")
-    return [_plain(item) for item in items[0]]
+    return [_as_lists(item) for item in items[0]]
 
 
 def _is_row(item: object) -> bool:
     return isinstance(item, (list, tuple))
 
 
-def _plain(value: Any) -> Any:
+def _as_lists(value: Any) -> Any:
     """Return an array, a tensor or a number of either as Python's lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value

@@ -201,7 +201,7 @@ class Race:
             InputError: the data is no race.
         """
         try:
-            lanes = _lane(facts["plain"]), _lane(facts["speculative"])
+            lanes = _parse_lane(facts["plain"]), _parse_lane(facts["speculative"])
             return cls(facts["prompt"], *lanes, divergence=facts["divergence"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InputError(f"this is no recorded race ({error!r}): record one with paceline demo --json") from None
@@ -253,7 +253,7 @@ def _lane_json(lane: Lane) -> dict[str, Any]:
     }
 
 
-def _lane(facts: Mapping[str, Any]) -> Lane:
+def _parse_lane(facts: Mapping[str, Any]) -> Lane:
     lane = Lane(
         token_ids=tuple(facts["token_ids"]),
         pieces=tuple(Piece(text, source, at_s) for text, source, at_s in facts["pieces"]),

@@ -12,19 +12,19 @@ _WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECAS
 _THOUSANDS: Final = ("", " k", " M", " B")
 
 
-def size_text(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """Return a number of bytes, such as ``1.31 MB``."""
     return _scaled(num_bytes, _BYTES)
 
 
-def memory_text(num_bytes: int) -> str:
-    """Return bytes of memory as :func:`read_size` reads them, rounded up, such as ``760M`` or ``1.6G``."""
+def format_memory(num_bytes: int) -> str:
+    """Return bytes of memory as :func:`parse_bytes` reads them, rounded up, such as ``760M`` or ``1.6G``."""
     if num_bytes < 1 << 30:
         return f"{max(-(-num_bytes // (1 << 20)), 0)}M"
     return f"{-(-num_bytes * 10 // (1 << 30)) / 10:.1f}G"
 
 
-def read_size(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """Return the bytes that a size of memory stands for, such as ``12G``, ``800M`` or ``1.5 GiB``.
 
     As memory is sold, a K is 1,024 bytes, an M 1,024 K and so on, whether or not an ``i`` says so.
@@ -38,7 +38,7 @@ def read_size(text: str) -> int:
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
-def count_text(count: int) -> str:
+def format_count(count: int) -> str:
     """Return a count, such as ``1.12 M``."""
     return _scaled(count, _THOUSANDS)
 

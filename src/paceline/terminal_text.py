@@ -26,12 +26,12 @@ _IN_JSON: Final = re.compile(f"[{_UNPRINTABLE}]")
 
 def printable(text: str) -> str:
     r"""Return a text with its control characters spelled out, such as ``\x1b``; tabs and newlines stay."""
-    return _IN_TEXT.sub(_spelled, text)
+    return _IN_TEXT.sub(_escape, text)
 
 
 def printable_line(text: str) -> str:
     r"""Return a text as one line: as :func:`printable`, and its newlines are spelled ``\n``."""
-    return _IN_LINE.sub(_spelled, text)
+    return _IN_LINE.sub(_escape, text)
 
 
 def json_text(facts: Any, *, encoding: str = "utf-8", indent: int | None = None) -> str:
@@ -57,5 +57,5 @@ def can_encode(text: str, encoding: str) -> bool:
     return True
 
 
-def _spelled(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")

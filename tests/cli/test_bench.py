@@ -57,7 +57,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
         opened.append(options)
         return pair[len(opened) - 1]
 
-    for module in ("paceline.opening", "paceline.planning.costs.attention"):
+    for module in ("paceline.model_pair", "paceline.planning.costs.attention"):
         monkeypatch.setattr(f"{module}.open_engine", open_engine)
     monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: pair[0].clock)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: pair[0].clock)
@@ -265,7 +265,7 @@ def test_bad_input_gives_one_clear_line_before_anything_is_loaded(
     def refuse(options: ModelOptions) -> None:
         raise AssertionError("a model was opened")
 
-    for module in ("paceline.opening", "paceline.planning.costs.attention"):
+    for module in ("paceline.model_pair", "paceline.planning.costs.attention"):
         monkeypatch.setattr(f"{module}.open_engine", refuse)
     outcome = invoke("bench", *arguments)
     assert outcome.status == 2

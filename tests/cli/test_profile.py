@@ -73,7 +73,7 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     engines = Engines()
-    for module in ("paceline.opening", "paceline.planning.costs.attention"):
+    for module in ("paceline.model_pair", "paceline.planning.costs.attention"):
         monkeypatch.setattr(f"{module}.open_engine", engines.open)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: engines.clock)
     yield engines

@@ -19,11 +19,11 @@ from paceline.conversion.own_draft import OwnDraft, complete_draft, make_own_dra
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import quantize_apart, quantize_gguf
 from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.model_pair import open_pair
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import read_gguf_model
 from paceline.models.registry import drafts_folder, named_models, remove, resolve_model
-from paceline.opening import open_pair
 from tests.models.helpers import edited_gguf, split_gguf, write_folder, write_gguf
 from tests.timing import WAIT_S
 

@@ -153,7 +153,7 @@ def test_loading_takes_names_for_target_and_draft(folder: Path) -> None:
 
 def test_both_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    monkeypatch.setattr("paceline.opening.open_engine", opened.append)
+    monkeypatch.setattr("paceline.model_pair.open_engine", opened.append)
     with pytest.raises(ModelFileError, match="no file or model nobody"):
         paceline.load("target", draft="nobody")
     assert opened == []

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
+from paceline.atomic_output import atomic_file
 from paceline.bench.llama_server import LlamaServers, check_llama_server
 from paceline.bench.page import render
 from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
@@ -47,7 +48,6 @@ from paceline.engines.slow_passes import slow_passes
 from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft
-from paceline.output import whole_file
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
@@ -340,7 +340,7 @@ def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: 
         if path is None:
             continue
         try:
-            with whole_file(path) as partial:
+            with atomic_file(path) as partial:
                 partial.write_text(text(), encoding="utf-8")
             written.append(f"{about}: {path}")
         except InputError as error:

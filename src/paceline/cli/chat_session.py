@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.api import Model
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.chat.messages import Message, read_messages
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply
@@ -22,7 +23,6 @@ from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
 from paceline.environment import in_flags
 from paceline.options import GenerateOptions
-from paceline.output import check_parent, whole_file
 from paceline.terminal_text import json_text, printable_line
 
 _INDENT: Final = 18
@@ -236,7 +236,7 @@ class ChatSession:
         messages = [*self._messages[:first], *self._left_out, *self._messages[first:]]
         # Half a surrogate pair, which no encoding has, is escaped in JSON.
         text = json_text({"messages": messages}, indent=2) + "\n"
-        with whole_file(file) as beside:
+        with atomic_file(file) as beside:
             beside.write_text(text, encoding="utf-8")
         self._tell(f"{_count_messages(messages)} in {file}")
 

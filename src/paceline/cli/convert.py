@@ -133,9 +133,9 @@ def _to_gguf(
     description: str | None,
     license_name: str | None,
 ) -> None:
+    from paceline.atomic_output import check_parent, temporary_folder
     from paceline.conversion.convert import exact_dtype, folder_to_gguf
     from paceline.engines.llama_cpp.quantize import quantize_gguf
-    from paceline.output import check_parent, temporary_folder
 
     def write(path: Path, dtype: str) -> None:
         with stage_progress() as report:

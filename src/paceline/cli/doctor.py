@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from paceline.atomic_output import atomic_file
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_model, make_draft
@@ -29,7 +30,6 @@ from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.description import ModelDescription, describe
 from paceline.models.registry import complete_model
-from paceline.output import whole_file
 from paceline.pairs.candidate_report import CandidateReport, build_report, ranking_key, verdict
 from paceline.pairs.candidates import Candidate, Skipped, find_candidates
 from paceline.pairs.diagnosis_json import diagnosis_json, model_json
@@ -41,7 +41,7 @@ from paceline.pairs.page import render
 from paceline.pairs.prediction import Interval, Prediction, Speed
 from paceline.pairs.samples import file_samples, heldout_samples
 from paceline.planning.disk_cache import offload_devices
-from paceline.sizes import count_text, size_text
+from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import json_text, printable, printable_line
 
 EPILOG = f"""[bold]Examples[/bold]
@@ -226,11 +226,11 @@ def doctor(
         "ended_by": "done" if is_whole else "interrupt",
     }
     if json_file is not None:
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
     if html is not None:
         page = render(what, ranked, skipped, temperature=temp, machine=machine())
-        with whole_file(html) as partial:
+        with atomic_file(html) as partial:
             partial.write_text(printable(page), encoding="utf-8")
     if json_to == "-":
         print_json(facts)
@@ -417,9 +417,9 @@ def _format_percent(ratio: Ratio) -> str:
 
 
 def _model_line(what: ModelDescription) -> str:
-    parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
+    parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
     return ", ".join(
-        part for part in (size_text(what.num_bytes), f"{parameters} parameters", what.file_type) if part is not None
+        part for part in (format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type) if part is not None
     )
 
 

@@ -23,7 +23,7 @@ from paceline.models.embedded import embedded_target
 from paceline.models.hub.fetch import FetchReport, from_hub
 from paceline.models.hub.reference import HubModel
 from paceline.models.registry import resolve_model
-from paceline.sizes import size_text
+from paceline.sizes import format_bytes
 from paceline.terminal_text import printable_line
 
 _NARROW: Final = 60
@@ -124,8 +124,8 @@ def _show_progress(begins: str, ended: str) -> Iterator[FetchReport]:
             return
         if started_s is None:
             started_s, first_bytes = time.monotonic(), done_bytes
-            rest = f", of which {size_text(done_bytes)} are there" if done_bytes else ""
-            console.print(f"{begins}: {size_text(total_bytes)}{rest}", markup=False)
+            rest = f", of which {format_bytes(done_bytes)} are there" if done_bytes else ""
+            console.print(f"{begins}: {format_bytes(total_bytes)}{rest}", markup=False)
             progress.start()
             progress.start_task(task)
         last_bytes = done_bytes
@@ -139,4 +139,4 @@ def _show_progress(begins: str, ended: str) -> Iterator[FetchReport]:
         progress.stop()
     if started_s is not None:
         seconds = time.monotonic() - started_s
-        console.print(f"{ended}: {size_text(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)
+        console.print(f"{ended}: {format_bytes(last_bytes - first_bytes)} in {seconds:.1f} s", markup=False)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.atomic_output import check_parent
 from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
 from paceline.conversion.inflate import (
@@ -27,8 +28,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.loading import ModelOptions, open_vocabulary
 from paceline.models.embedded import embedded_target
 from paceline.models.registry import complete_model, models_folder, resolve_model
-from paceline.output import check_parent
-from paceline.sizes import size_text
+from paceline.sizes import format_bytes
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -179,7 +179,7 @@ def large_target(file_type: str) -> Path:
     with stage_progress() as report:
         inflate(source, destination, shape, file_type=file_type, report=report)
     error_console().print(
-        f"made {destination.name}, {size_text(destination.stat().st_size)}, once for this machine, "
+        f"made {destination.name}, {format_bytes(destination.stat().st_size)}, once for this machine, "
         f"in {time.perf_counter() - started_s:.1f} s (paceline models remove {destination.stem} deletes it)",
         style="dim",
         markup=False,

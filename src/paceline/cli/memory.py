@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paceline.cli.display import error_console
 from paceline.engines.memory import MemoryPlan
-from paceline.sizes import memory_text, size_text
+from paceline.sizes import format_bytes, format_memory
 
 
 def print_memory_plan(plan: MemoryPlan) -> None:
@@ -19,7 +19,7 @@ def print_memory_plan(plan: MemoryPlan) -> None:
     table.add_column(justify="right")
     layers_bytes = plan.resident_bytes + plan.pass_bytes
     rows = (
-        (f"layers that stay, of {size_text(layers_bytes)}", plan.resident_bytes),
+        (f"layers that stay, of {format_bytes(layers_bytes)}", plan.resident_bytes),
         ("other weights of the model", plan.others_bytes),
         ("ring that the other layers go through", plan.ring_bytes),
         ("draft model", plan.draft_bytes),
@@ -30,13 +30,13 @@ def print_memory_plan(plan: MemoryPlan) -> None:
     )
     for name, num_bytes in rows:
         if num_bytes:
-            table.add_row(name, size_text(num_bytes))
-    console.print(f"{memory_text(plan.total_bytes)} of memory go to", style="dim", markup=False)
+            table.add_row(name, format_bytes(num_bytes))
+    console.print(f"{format_memory(plan.total_bytes)} of memory go to", style="dim", markup=False)
     console.print(table)
     all_experts = f", all {plan.experts} experts of each layer among them" if plan.experts else ""
     past = "" if plan.is_direct else "; this file system has no reads past the page cache, which costs some of it"
     console.print(
-        f"every pass reads {size_text(plan.pass_bytes)}{all_experts}, at {size_text(int(plan.bytes_per_s))}/s: "
+        f"every pass reads {format_bytes(plan.pass_bytes)}{all_experts}, at {format_bytes(int(plan.bytes_per_s))}/s: "
         f"{plan.pass_s:.2g} s for a token without drafts{past}",
         style="dim",
         markup=False,

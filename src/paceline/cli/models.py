@@ -30,7 +30,7 @@ from paceline.models.registry import (
     remove,
     resolve_model,
 )
-from paceline.sizes import count_text, size_text
+from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import printable, printable_line
 
 EPILOG = """[bold]Examples[/bold]
@@ -166,7 +166,7 @@ def _describe_removal(model: NamedModel) -> str:
     if model.of_hub:
         from paceline.models.hub.removal import plan_removal  # imports huggingface_hub
 
-        return f"{model.name}, {size_text(plan_removal(model.path).num_bytes)} in the hub's cache {hub_folder()}"
+        return f"{model.name}, {format_bytes(plan_removal(model.path).num_bytes)} in the hub's cache {hub_folder()}"
     others = len(part_paths(model.path)) - 1
     return f"{model.path} and {_format_count(others, 'other part')}" if others else str(model.path)
 
@@ -202,9 +202,9 @@ def _print_models(console: Console, models: dict[str, ModelDescription | ModelFi
 
 def _description_lines(what: ModelDescription) -> list[str]:
     """Say what is known in a few lines: figures, shape, what it is for, how it was made."""
-    parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
+    parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
     parts = f" in {what.num_parts} parts" if what.num_parts > 1 else ""
-    figures = [f"{size_text(what.num_bytes)}{parts}", f"{parameters} parameters"]
+    figures = [f"{format_bytes(what.num_bytes)}{parts}", f"{parameters} parameters"]
     if what.file_type is not None:
         figures.append(what.file_type)
     if what.context_length is not None:

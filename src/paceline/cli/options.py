@@ -23,6 +23,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_
 
 import typer
 
+from paceline.atomic_output import check_parent
 from paceline.chat.params import ChatParams
 from paceline.cli.prompt import read_typed_text
 from paceline.conversion.own_draft import complete_draft
@@ -35,7 +36,6 @@ from paceline.environment import Environment, ModelChoice, from_environment
 from paceline.models.hub.reference import HubOptions
 from paceline.models.registry import complete_model
 from paceline.options import REQUEST_PARTS, read_options
-from paceline.output import check_parent
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.server_options import ServerOptions
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from paceline.atomic_output import atomic_file
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_pair
 from paceline.cli.engines import open_engines
@@ -35,7 +36,6 @@ from paceline.core.extras import missing
 from paceline.engines.base import Engine
 from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_draft
-from paceline.output import whole_file
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
@@ -175,10 +175,10 @@ def _write(
         "profile": kept.profile.to_json(),
     }
     if json_file is not None:
-        with whole_file(json_file) as partial:
+        with atomic_file(json_file) as partial:
             partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
     if png is not None and figure_of is not None:
-        with whole_file(png) as partial:
+        with atomic_file(png) as partial:
             _draw_figure(figure_of, kept.profile, names).savefig(partial, format="png", dpi=150)
     if as_text:
         _print_report(kept.profile, names)

@@ -32,9 +32,9 @@ from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
+from paceline.model_pair import default_draft
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub.reference import HubModel
-from paceline.opening import default_draft
 from paceline.options import GenerateOptions, as_options
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report

@@ -25,12 +25,12 @@ from typing import Final, TypeAlias
 
 import psutil
 
+from paceline.atomic_output import check_room
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.fingerprints import fingerprint
 from paceline.models.gguf_model import model_name, read_gguf_model
 from paceline.models.registry import CACHE_VARIABLE, OWN_DRAFT, complete_model, drafts_folder, names_own_draft
-from paceline.output import check_room
-from paceline.sizes import size_text
+from paceline.sizes import format_bytes
 
 MakeReport: TypeAlias = Callable[[int, int], None]
 """Hears how many bytes of how many there are, 0 of 0 until that is known.
@@ -216,8 +216,8 @@ class OwnDraftFile:
         """Check that it is worth it and has room, and tell that it begins."""
         if not self.is_worth(num_bytes):
             raise InputError(
-                f"{self.target} in {self.file_type} has {size_text(num_bytes)}, and the target has "
-                f"{size_text(self.target_bytes)}: a draft has to be smaller; take a smaller type, such as "
+                f"{self.target} in {self.file_type} has {format_bytes(num_bytes)}, and the target has "
+                f"{format_bytes(self.target_bytes)}: a draft has to be smaller; take a smaller type, such as "
                 f"{OWN_DRAFT}:Q2_K, or name another draft model"
             )
         check_room(

@@ -25,7 +25,7 @@ from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
 from paceline.models.description import describe
 from paceline.models.registry import names_own_draft
 from paceline.models.weight_files import check_model_folder
-from paceline.sizes import read_size
+from paceline.sizes import parse_bytes
 from paceline.vocabularies.token_pairs import DRAFT_VOCABS, DraftVocab, check_pairs
 
 if TYPE_CHECKING:
@@ -290,7 +290,9 @@ class ModelOptions:
         check_range("cells", self.cells, 1, 2**31 - 1)
         check_range("rows_read", self.rows_read, 1, 1 << 16)
         if self.memory is not None:
-            check_range("memory", read_size(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1)
+            check_range(
+                "memory", parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1
+            )
             if self.stream is False:
                 raise InputError("`memory` is for weights that are streamed, and `stream=False` streams none: give one")
         if self.draft_vocab not in DRAFT_VOCABS:
@@ -662,7 +664,7 @@ def _llama_cpp_config(options: ModelOptions) -> LlamaCppConfig:
         exact=options.exact,
         max_sequences=options.max_sequences,
         cache_cells=options.cells,
-        memory_bytes=read_size(options.memory) if isinstance(options.memory, str) else options.memory,
+        memory_bytes=parse_bytes(options.memory) if isinstance(options.memory, str) else options.memory,
         stream=options.stream,
         other_memory=options.other_memory,
         rows_read=options.rows_read,

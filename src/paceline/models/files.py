@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.atomic_output import check_parent
 from paceline.core.errors import InputError, ModelFileError
-from paceline.output import check_parent
 
 _LFS_POINTER: Final = b"version https://git-lfs"
 """Bytes that a Git LFS pointer begins with."""

@@ -14,7 +14,7 @@ from paceline.environment import in_flags
 from paceline.models.description import ModelDescription, describe
 from paceline.models.gguf_model import is_later_part
 from paceline.models.registry import named_models, resolve_model
-from paceline.sizes import size_text
+from paceline.sizes import format_bytes
 
 _DEEPEST: Final = 4
 """Folders below each other that are searched: LM Studio's models lie two deep, those in the hub's cache four."""
@@ -109,7 +109,7 @@ def _choose(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
         if what.num_parameters == 0:
             skipped.append(Skipped(name, "it holds a vocabulary and no weights"))
         elif what.num_bytes > _MAX_SHARE * target.num_bytes:
-            sizes = f"{size_text(what.num_bytes)} beside the target's {size_text(target.num_bytes)}"
+            sizes = f"{format_bytes(what.num_bytes)} beside the target's {format_bytes(target.num_bytes)}"
             skipped.append(Skipped(name, f"{sizes}: too large to draft (name it to try it all the same)"))
         else:
             candidates.append(Candidate(name, path, what))

@@ -29,8 +29,8 @@ from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
 from paceline.engines.loading import ModelOptions, open_vocabulary
 from paceline.environment import in_flags
+from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe
-from paceline.opening import OpenedPair, open_pair
 from paceline.pairs.agreement import Agreement, measure_agreement, measure_survival
 from paceline.pairs.answers import Answers, WrittenAnswer
 from paceline.pairs.logit_rows import MAX_CHUNK
@@ -256,7 +256,7 @@ class Examiner:
             left_out=left_out,
         )
 
-    def _measure_profile(self, engines: Engines, pair: OpenedPair) -> CostProfile:
+    def _measure_profile(self, engines: Engines, pair: ModelPair) -> CostProfile:
         self._tell_progress("measuring what passes cost", 0.05)
         return find_or_measure(
             engines.target,
@@ -447,7 +447,7 @@ def plan_of(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int
 
 
 @contextmanager
-def _open_pair(target: ModelOptions, draft: ModelOptions) -> Iterator[OpenedPair]:
+def _open_pair(target: ModelOptions, draft: ModelOptions) -> Iterator[ModelPair]:
     # What both would say is compared row by row.
     pair = open_pair(target, dataclasses.replace(draft, rows_read=MAX_CHUNK))
     try:

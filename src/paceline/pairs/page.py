@@ -12,7 +12,7 @@ from paceline.bench.page import Tile, style, template
 from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tooltip
 from paceline.pairs.candidate_report import CandidateReport, verdict
 from paceline.pairs.measures import ALL, Ratio
-from paceline.sizes import count_text, size_text
+from paceline.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
     from paceline.models.description import ModelDescription
@@ -299,6 +299,6 @@ def _percent(ratio: Ratio) -> str:
 
 
 def _about(what: ModelDescription) -> str:
-    parameters = "unknown number of" if what.num_parameters is None else count_text(what.num_parameters)
-    parts = [what.path.name, size_text(what.num_bytes), f"{parameters} parameters", what.file_type]
+    parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
+    parts = [what.path.name, format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type]
     return ", ".join(part for part in parts if part is not None)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from paceline.atomic_output import atomic_file
 from paceline.core.errors import InputError
 from paceline.engines.base import Engine
 from paceline.engines.loading import EngineName, ModelOptions, engine_for
@@ -27,7 +28,6 @@ from paceline.machine import processor
 from paceline.models.files import OF_DAMAGED_ENTRIES, read_text
 from paceline.models.fingerprints import fingerprint
 from paceline.models.registry import models_folder
-from paceline.output import whole_file
 
 EntryKind: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
 """What kind of entry, and the folder they lie in."""
@@ -137,7 +137,7 @@ def store_entry(kind: EntryKind, key: PairKey, data: dict[str, Any]) -> Path | N
     entry = {"key": key.facts, "data": data}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             text = json.dumps(entry, ensure_ascii=False, indent=1, allow_nan=False)
             partial.write_text(text + "\n", encoding="utf-8")
     except (OSError, InputError, ValueError):  # where a figure is infinite, it would not be read again

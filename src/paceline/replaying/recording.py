@@ -28,9 +28,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from paceline.atomic_output import atomic_file
 from paceline.core.errors import InputError
 from paceline.core.tree import Evidence
-from paceline.output import whole_file
 
 RECORDING_VERSION: Final = 2
 """Raised whenever recordings are written in another way; older ones are made again."""
@@ -193,7 +193,7 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
         for key, values in _packed(chains, first.depth, first.siblings).items():
             arrays[f"{index}.{key}"] = values
     # mypy takes the arrays for the keyword that allows pickles.
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

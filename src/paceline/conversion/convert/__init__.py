@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import gguf
 import numpy as np
 
+from paceline.atomic_output import atomic_file, atomic_folder, check_parent, check_room
 from paceline.conversion.convert.dtypes import encode, stored_type, weight_type
 from paceline.conversion.convert.end_tokens import choose_end_keys
 from paceline.conversion.convert.llama import (
@@ -37,7 +38,6 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.files import check_new_folder, explain_damaged_entries, read_json, write_json
 from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.models.weight_files import check_model_folder
-from paceline.output import check_parent, check_room, whole_file, whole_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +107,7 @@ def gguf_to_folder(
         "torch_dtype": kind.config_name,
         "gguf_metadata": {key: file.get(f"general.{key}") for key in _CARRIED if file.get(f"general.{key}")},
     }
-    with whole_folder(folder) as partial_folder:
+    with atomic_folder(folder) as partial_folder:
         write_tensors(partial_folder, planned, chunks, shard_bytes)
         write_json(partial_folder / "config.json", config)
         special = {
@@ -179,7 +179,7 @@ def folder_to_gguf(
         "description": description or carried.get("description"),
         "license": license or carried.get("license"),
     }
-    with whole_file(destination) as partial_file:
+    with atomic_file(destination) as partial_file:
         writer = gguf.GGUFWriter(partial_file, ARCHITECTURE)
         try:
             writer.add_type("model")

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from paceline.atomic_output import atomic_file, check_parent, check_room, temporary_folder
 from paceline.conversion.inflate import banned
 from paceline.conversion.inflate.layout import NOTHING, Indices, Layout, lay_out
 from paceline.conversion.inflate.provenance import recipe
@@ -43,7 +44,6 @@ from paceline.models.llama import (
     LlamaShape,
     layer_tensor,
 )
-from paceline.output import check_parent, check_room, temporary_folder, whole_file
 
 if TYPE_CHECKING:
     import gguf
@@ -159,7 +159,7 @@ def _inflate_gguf(
         )
     check_room(destination, estimate_bytes(shape, file_type) + estimate_bytes(original.shape, file_type))
     # The quantised source lies beside the result: a small file, on a disk that was found to have room.
-    with whole_file(destination) as partial, temporary_folder(destination) as folder:
+    with atomic_file(destination) as partial, temporary_folder(destination) as folder:
         packed_path = folder / "packed.gguf"
         report(f"quantising to {file_type}", 0, 1)
         quantize_gguf(source, packed_path, file_type)

@@ -52,7 +52,7 @@ from paceline.engines.memory import Footprint, MemoryPlan
 from paceline.engines.pending import PendingTree, check_step
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
-from paceline.sizes import memory_text, size_text
+from paceline.sizes import format_bytes, format_memory
 
 _SLOW_S: Final = 30.0
 """Seconds for a pass after which it is said that they are many: with few tokens a pass nobody waits for an answer."""
@@ -296,8 +296,8 @@ class LlamaCppEngine:
         if weights_bytes < stream.needed_bytes:
             # What a pass reads at once could not be foreseen.
             raise UnstreamableError(
-                f"the layers of {config.path} cannot be streamed through {memory_text(weights_bytes)}: what a pass "
-                f"reads at once takes {memory_text(stream.needed_bytes)}; give more memory, or run it "
+                f"the layers of {config.path} cannot be streamed through {format_memory(weights_bytes)}: what a pass "
+                f"reads at once takes {format_memory(stream.needed_bytes)}; give more memory, or run it "
                 "with `stream=False`"
             )
         stream.arm(stream.plan(weights_bytes))
@@ -305,7 +305,7 @@ class LlamaCppEngine:
         foreseen_s = stream.memory_plan(room).pass_s
         if foreseen_s > _SLOW_S:
             warnings.warn(
-                f"{config.path}: {size_text(stream.pass_bytes)} are read for every pass, which takes "
+                f"{config.path}: {format_bytes(stream.pass_bytes)} are read for every pass, which takes "
                 f"{foreseen_s:.0f} s from this disk: give it more memory (`memory`), a faster disk, or a smaller "
                 "quantisation",
                 ModelWarning,

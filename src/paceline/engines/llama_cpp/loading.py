@@ -36,7 +36,7 @@ from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, gguf_layout
 from paceline.engines.threads import PassThreads
 from paceline.models.gguf_model import gguf_bytes
-from paceline.sizes import memory_text
+from paceline.sizes import format_memory
 
 _INT32_MAX: Final = 2**31 - 1
 """Largest value of llama.cpp's counts, which have 32 bits."""
@@ -539,14 +539,17 @@ def memory_limit(config: LlamaCppConfig) -> int | None:
 def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> UnstreamableError:
     """Return what to say of memory that the least of a model's layers do not fit into."""
     besides_bytes = room.total_bytes - room.weights_bytes
-    what, ways_out = f"it takes {memory_text(besides_bytes)} besides its layers", "a shorter context (`context_length`)"
+    what, ways_out = (
+        f"it takes {format_memory(besides_bytes)} besides its layers",
+        "a shorter context (`context_length`)",
+    )
     if room.other.draft.num_bytes:
-        what += f", of which {memory_text(room.other.draft.num_bytes)} are the draft model's"
+        what += f", of which {format_memory(room.other.draft.num_bytes)} are the draft model's"
         ways_out += ", a smaller draft model (`draft`), or none (`drafters=['suffix']`)"
     return UnstreamableError(
-        f"{memory_text(room.total_bytes)} of memory (`memory`) are too little for {config.path.name}: {what}, and "
-        f"{memory_text(least_bytes)} are the least to stream them through; give "
-        f"{memory_text(besides_bytes + least_bytes)}, or {ways_out}"
+        f"{format_memory(room.total_bytes)} of memory (`memory`) are too little for {config.path.name}: {what}, and "
+        f"{format_memory(least_bytes)} are the least to stream them through; give "
+        f"{format_memory(besides_bytes + least_bytes)}, or {ways_out}"
     )
 
 

@@ -11,11 +11,11 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
 from paceline.engines.threads import usable_cores
 from paceline.models.gguf_header import read_gguf_header
-from paceline.output import check_parent, whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
         ModelFileError: the source cannot be read.
     """
     check_parent(destination)
-    with whole_file(destination) as partial:
+    with atomic_file(destination) as partial:
         quantize_into(partial, source, file_type, allow_requantize=allow_requantize)
 
 

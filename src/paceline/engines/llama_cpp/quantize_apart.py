@@ -30,10 +30,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
+from paceline.atomic_output import atomic_file, check_parent
 from paceline.core import errors
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.gguf_model import gguf_bytes
-from paceline.output import check_parent, whole_file
 
 _LOOK_S: Final = 0.1
 """Seconds between two looks at how far it is."""
@@ -74,7 +74,7 @@ def quantize_apart(
         ModelFileError: the source cannot be read or quantised.
     """
     check_parent(destination)
-    with whole_file(destination) as partial, tempfile.TemporaryFile() as trouble:
+    with atomic_file(destination) as partial, tempfile.TemporaryFile() as trouble:
         # Not where one is: a file there may be called as a module is. And not of the terminal's group, where Ctrl-C
         # would reach both.
         process = subprocess.Popen(

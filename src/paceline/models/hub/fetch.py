@@ -15,6 +15,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from paceline import __version__
+from paceline.atomic_output import atomic_file
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.models.hub.choice import ChosenFiles, choose_files
 from paceline.models.hub.local_cache import (
@@ -26,8 +27,7 @@ from paceline.models.hub.local_cache import (
     repo_folder,
 )
 from paceline.models.hub.reference import HubModel, endpoint
-from paceline.output import whole_file
-from paceline.sizes import size_text
+from paceline.sizes import format_bytes
 
 if TYPE_CHECKING:
     from paceline.models.hub.transfer import RemoteFile
@@ -197,8 +197,9 @@ def _fetch_blobs(reference: HubModel, files: list[RemoteFile], snapshot: Path, r
     for file in missing:
         if file.num_bytes > _MAX_BYTES:
             raise ModelFileError(
-                f"{file.path} has {size_text(file.num_bytes)}, and by HTTP the hub gives {size_text(_MAX_BYTES)} at "
-                f"most: fetch it with hf download {reference.repo} {file.path}, and start again"
+                f"{file.path} has {format_bytes(file.num_bytes)}, and by HTTP the hub gives "
+                f"{format_bytes(_MAX_BYTES)} at most: fetch it with hf download {reference.repo} {file.path}, and "
+                "start again"
             )
     _check_room(reference, total - sum(there.values()))
     headers = build_hf_headers(token=reference.token, library_name="paceline", library_version=__version__)
@@ -220,8 +221,8 @@ def _check_room(reference: HubModel, needed_bytes: int) -> None:
     disk = shutil.disk_usage(there)
     if needed_bytes > disk.free and disk.total:  # what keeps no files has no size, and says so when it is written
         raise ModelFileError(
-            f"{reference} needs {size_text(needed_bytes)} more, and {size_text(disk.free)} are free for the hub's "
-            f"cache {hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
+            f"{reference} needs {format_bytes(needed_bytes)} more, and {format_bytes(disk.free)} are free for the "
+            f"hub's cache {hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
         )
 
 
@@ -299,7 +300,7 @@ def _make_latest(snapshot: Path) -> None:
     """Let a revision be the one that the cache has of the main branch."""
     reference = snapshot.parent.parent / "refs" / "main"
     reference.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(reference) as partial:
+    with atomic_file(reference) as partial:
         partial.write_text(snapshot.name, encoding="ascii")
 
 

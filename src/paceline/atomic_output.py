@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InputError
-from paceline.sizes import size_text
+from paceline.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +43,13 @@ def check_room(
     free_bytes = shutil.disk_usage(path.parent).free
     if needed_bytes > free_bytes:
         raise InputError(
-            f"{path} needs {size_text(needed_bytes)}, and {size_text(free_bytes)} are free there: free some, or "
+            f"{path} needs {format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} are free there: free some, or "
             f"{way_out}"
         )
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder beside ``folder`` to write into; it takes that name, replacing what has it, when all went well.
 
     Raises:
@@ -73,7 +73,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path beside ``path`` to write to; it takes that name, replacing what has it, when all went well.
 
     Whoever writes at once, in this process or another, does not disturb: the last file stays, and each is whole.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import opening
+from paceline import model_pair
 from paceline.core.errors import InputError
 from paceline.engines.llama_cpp import loading
 from paceline.engines.llama_cpp.streaming import LayerStream
@@ -18,8 +18,8 @@ from paceline.engines.loading import DraftOptions, ModelOptions, memory_limit, o
 from paceline.engines.memory import SPARE_BYTES, Footprint, OtherMemory, held_memory
 from paceline.engines.slow_passes import slow_passes
 from paceline.engines.streaming.layout import UnstreamableError
+from paceline.model_pair import default_draft, open_pair
 from paceline.models.embedded import embedded_draft
-from paceline.opening import default_draft, open_pair
 from paceline.vocabularies.token_pairs import DraftVocab
 from tests.engines.streamed import exact_target, mostly_streamed
 from tests.engines.tiny_models import write_model
@@ -58,7 +58,7 @@ def test_a_draft_takes_what_drafting_takes(
     target: Path, streamed: None, memory: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its context is the target's at most, passes read a row or two of each request, and scratch is no wider."""
-    monkeypatch.setattr(opening, "foreseen_context_length", lambda options: 300)
+    monkeypatch.setattr(model_pair, "foreseen_context_length", lambda options: 300)
     options = ModelOptions(target, memory=memory, threads=1, max_sequences=3)
     pair = open_pair(options, DraftOptions(embedded_draft()).beside(options))
     try:
@@ -247,7 +247,7 @@ def test_a_draft_that_nobody_named_goes_before_layers_are_not_streamed(
 ) -> None:
     """Also where nobody said how much memory there is: with the draft the plan failed, and the file was run mapped."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(opening, "SPARE_BYTES", 0)
+    monkeypatch.setattr(model_pair, "SPARE_BYTES", 0)
     monkeypatch.setattr(loading, "available_memory", lambda: 40 << 20)
     monkeypatch.setattr(loading, "_DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, None), context_length=4096)
@@ -276,7 +276,7 @@ def test_a_streamed_target_drafts_with_its_own_copy_where_none_is_named(
     target: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    monkeypatch.setattr(opening, "SPARE_BYTES", 0)
+    monkeypatch.setattr(model_pair, "SPARE_BYTES", 0)
     own = default_draft(within(target, "40M"))
     assert own is not None
     assert own.file_type == "Q4_0"

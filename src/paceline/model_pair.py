@@ -46,7 +46,7 @@ _ROWS_READ: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedPair:
+class ModelPair:
     """Engines, and what they were opened with: with all that was found out at load.
 
     Attributes:
@@ -80,7 +80,7 @@ def open_pair(
     kept_bytes: int = 0,
     force: bool = False,
     report: Report | None = None,
-) -> OpenedPair:
+) -> ModelPair:
     """Open the engines.
 
     Args:
@@ -105,7 +105,7 @@ def open_pair(
         own = default_draft(target)
         draft = None if own is None else dataclasses.replace(draft, path=own.name).beside(target)
     try:
-        draft = None if draft is None else _fitted(_made(draft, target, report), target)
+        draft = None if draft is None else _fit_draft_options(_make_draft(draft, target, report), target)
         if memory_bytes is not None:
             within = target
             if is_default and draft is not None and may_go_without:
@@ -126,7 +126,7 @@ def open_pair(
         )
         return pair
     opened = open_model(target, has_draft=draft is not None, force=force, report=report)
-    return _with_draft(opened, draft, kept_bytes)
+    return _open_draft(opened, draft, kept_bytes)
 
 
 def default_draft(target: ModelOptions) -> OwnDraftFile | None:
@@ -143,7 +143,7 @@ def default_draft(target: ModelOptions) -> OwnDraftFile | None:
         InputError: the model cannot be read, or not be run as it was asked for.
     """
     memory_bytes = memory_limit(target)
-    if memory_bytes is None or not _is_more_than(memory_bytes, target):
+    if memory_bytes is None or not _exceeds(memory_bytes, target):
         return None
     for file_type in (None, "Q2_K"):
         try:
@@ -164,7 +164,7 @@ def _open_within(
     *,
     force: bool,
     report: Report | None,
-) -> OpenedPair:
+) -> ModelPair:
     """Open the draft model first, whole and in memory of its own, and the target in what that leaves."""
     engine, footprint, first = None, NO_FOOTPRINT, None
     if draft is not None:
@@ -176,7 +176,7 @@ def _open_within(
     try:
         models = 1 if engine is None else 2
         other = OtherMemory(footprint, models * kept_bytes)
-        if _is_more_than(memory_bytes, target, other):
+        if _exceeds(memory_bytes, target, other):
             kept_bytes = min(kept_bytes, int(memory_bytes * _KEPT_SHARE))
             other = OtherMemory(footprint, models * kept_bytes)
         target = dataclasses.replace(target, other_memory=other)
@@ -186,13 +186,13 @@ def _open_within(
             engine.close()
         raise
     if engine is None or slow_passes(opened.engine) is not None:
-        return OpenedPair(opened.engine, opened.options, engine, first, kept_bytes, opened.measured)
+        return ModelPair(opened.engine, opened.options, engine, first, kept_bytes, opened.measured)
     # Both fit, or nobody asked for layers to be streamed and they cannot be.
     engine.close()
-    return _with_draft(opened, draft, kept_bytes)
+    return _open_draft(opened, draft, kept_bytes)
 
 
-def _made(draft: ModelOptions, target: ModelOptions, report: Report | None) -> ModelOptions:
+def _make_draft(draft: ModelOptions, target: ModelOptions, report: Report | None) -> ModelOptions:
     """Return how to run a draft model that is there: one of the target's own is made if need be."""
     asked = OwnDraft.parse(draft.path)
     if asked is None:
@@ -200,7 +200,7 @@ def _made(draft: ModelOptions, target: ModelOptions, report: Report | None) -> M
     return dataclasses.replace(draft, path=make_own_draft(Path(target.path), asked.file_type, report=report))
 
 
-def _fitted(draft: ModelOptions, target: ModelOptions) -> ModelOptions:
+def _fit_draft_options(draft: ModelOptions, target: ModelOptions) -> ModelOptions:
     """Return how to run a draft model with no more than drafting for its target takes.
 
     A text is never longer than the target's context, but may take more tokens of another vocabulary. Of each request a
@@ -225,7 +225,7 @@ def _is_translated(draft: ModelOptions, target: ModelOptions) -> bool:
         return not relate_vocabularies(ours, theirs).fits
 
 
-def _with_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int) -> OpenedPair:
+def _open_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int) -> ModelPair:
     """Open the draft model of a target that is open; close that where it fails."""
     try:
         draft = None if draft is None else like_target(draft, opened.options)
@@ -233,10 +233,10 @@ def _with_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int
     except BaseException:
         opened.engine.close()
         raise
-    return OpenedPair(opened.engine, opened.options, engine, draft, kept_bytes, opened.measured)
+    return ModelPair(opened.engine, opened.options, engine, draft, kept_bytes, opened.measured)
 
 
-def _is_more_than(memory_bytes: int, target: ModelOptions, other: OtherMemory = NO_OTHER_MEMORY) -> bool:
+def _exceeds(memory_bytes: int, target: ModelOptions, other: OtherMemory = NO_OTHER_MEMORY) -> bool:
     """Return whether the weights alone are more than what so much memory leaves for them, so that they are streamed."""
     process_bytes = held_memory() - other.draft.held_bytes
     return gguf_bytes(Path(target.path)) > memory_bytes - process_bytes - other.num_bytes - SPARE_BYTES
