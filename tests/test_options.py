@@ -359,7 +359,7 @@ class TestWhatOptionsAreCalled:
 
 
 # What a program prints, and what only the command line can have said.
-FLAGS_ARE_SAID_IN = ("cli", "bench", "pairs", "serving", "planning", "environment.py", "race.py")
+FLAGS_ARE_SAID_IN = ("cli", "bench", "pairs", "serving", "planning", "replaying", "environment.py", "race.py")
 
 
 def test_no_message_of_the_library_names_a_flag() -> None:

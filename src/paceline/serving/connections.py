@@ -41,7 +41,7 @@ _AT_ONCE: Final = 4
 _RETRY_S: Final = 1.0
 """Seconds until a connection is accepted again where the system had no room for it and none of ours ended."""
 
-_LOGGER: Final = logging.getLogger("paceline.serving.accepting")
+_LOGGER: Final = logging.getLogger("paceline.serving.connections")
 
 
 class AcceptingServer(uvicorn.Server):

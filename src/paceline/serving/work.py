@@ -3,7 +3,7 @@
 ::
 
     share.offload(kind, function) ──> waits:  key a: 1 2 3 4     ──the next key's first──> a thread of that kind
-                                         key b: 1                                     (a, b, a, a, a)
+                                              key b: 1                                (a, b, a, a, a)
 
 Each kind has threads and queues of its own: a prompt of a line waits for no grammar and for no text of megabytes. No
 key has all threads of a kind, so that another one finds a thread at once, or after one piece of work.
