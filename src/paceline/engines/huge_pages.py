@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from paceline.core.clock import Clock, WallClock
-from paceline.engines.control_groups import PROC
+from paceline.engines.control_groups import PROC, read_control_file
 
 Range: TypeAlias = tuple[int, int]
 """Addresses: the first, and the one behind the last."""
@@ -27,9 +27,9 @@ MIN_BYTES: Final = 32 << 20
 """Less memory is left alone: the processor's caches hold much of such a model, and the stack of a thread is memory,
 too."""
 
-MAX_WAIT_S: Final = 2.0
-"""Seconds that a load may take longer. Where free memory lies in small pieces the system has to move others together
-first, a gigabyte in two seconds."""
+MAX_WAIT_S: Final = 1.0
+"""Seconds that a load may wait for huge pages. Where free memory lies in small pieces the system has to move others
+together first, a gigabyte in two seconds."""
 _BYTES_PER_S: Final = 2e9
 """Memory that a system hands out in a second where it has huge pages; about as much with small ones."""
 _STEP_BYTES: Final = 32 << 20
@@ -46,14 +46,14 @@ _POPULATE: Final = 23
 
 
 def gives_huge_pages(setting: Path = _SETTING) -> bool:
-    """Whether the system gives huge pages to memory that asks for them."""
-    if sys.platform != "linux":
-        return False
+    """Whether the system gives huge pages to memory that asks for them, and says when it has."""
     try:
         # One of ``always [madvise] never``.
-        return "[never]" not in setting.read_text()
+        is_on = "[never]" not in setting.read_text()
     except OSError:
         return False
+    # Linux before 5.14 knows no such advice, and other systems have no such setting.
+    return is_on and _advise((0, 0), _POPULATE)
 
 
 class HugePages:
@@ -70,16 +70,16 @@ class HugePages:
 
     def take(self) -> None:
         """Get them, once it is allocated and before it is written to, as far as there is time."""
-        began_s, taken_bytes = self._clock.now_s(), 0
+        waited_s = 0.0
         for first, end in without(private_ranges(), self._known):
             while first < end:
                 # A page that lies in two steps would be small.
                 step_end = min((first + _STEP_BYTES) // _PAGE_BYTES * _PAGE_BYTES, end)
-                is_late = self._clock.now_s() - began_s > MAX_WAIT_S + taken_bytes / _BYTES_PER_S
-                if is_late or not (_advise((first, step_end), _HUGE) and _advise((first, step_end), _POPULATE)):
+                began_s = self._clock.now_s()
+                if waited_s > MAX_WAIT_S or not all(_advise((first, step_end), each) for each in (_HUGE, _POPULATE)):
                     self._later.append((first, end))
                     break
-                taken_bytes += step_end - first
+                waited_s += max(self._clock.now_s() - began_s - (step_end - first) / _BYTES_PER_S, 0.0)
                 first = step_end
 
     def take_rest(self) -> None:
@@ -89,9 +89,13 @@ class HugePages:
 
 
 def private_ranges(proc: Path = PROC) -> list[Range]:
-    """Return where this process has much memory of its own that no file is behind."""
+    """Return where this process has much memory of its own that no file is behind; nothing where nobody says."""
+    try:
+        lines = read_control_file(proc / "self" / "maps").split("\n")
+    except OSError:
+        return []
     ranges = []
-    for line in (proc / "self" / "maps").read_text(encoding="utf-8", errors="surrogateescape").split("\n"):
+    for line in lines:
         fields = line.split(maxsplit=5)
         # Where there is a file, it is the sixth.
         if len(fields) == 5 and fields[1] == "rw-p":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Literal, TypeAlias
 
 import llama_cpp.llama_cpp as api
@@ -138,7 +141,7 @@ class LlamaCppConfig:
             rows are the same to 1e-4 wherever their tokens lie in the cache.
         memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None`` means
             what is free, where the weights alone are more than that.
-        stream: ``False`` leaves the whole file to the page cache.
+        stream: ``False`` streams no layers, however little memory there is.
         other_memory: what else the process is to hold of ``memory_bytes``.
         rows_read: of a model that only drafts, most rows of a pass whose logits are read: on a CPU, ``batch_rows`` and
             ``output_rows`` follow from it. ``None`` is for a target.
@@ -454,11 +457,9 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
         overrides = native.tensor_override_array(config.override_tensors)
         parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         keep_alive.append(overrides)
-    huge_pages = HugePages() if gives_huge_pages() and not is_streamed else None
-    with native.log.watch() as lines, _when_allocated(parameters, huge_pages.take if huge_pages else None):
-        model = api.llama_model_load_from_file(os.fsencode(config.path), parameters)
-        if huge_pages is not None:
-            huge_pages.take_rest()
+    pages = None if is_streamed or _devices(config) or not gives_huge_pages() else HugePages()
+    with native.log.watch() as lines:
+        model = _read_model(config.path, parameters, pages)
         if not model:
             why = native.reason(lines)
             if config.override_tensors and "regular expression" in why:
@@ -470,45 +471,66 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
         return model, keep_alive, of_model(lines)
 
 
-@contextmanager
-def _when_allocated(parameters: Any, do: Callable[[], None] | None) -> Iterator[None]:
-    """Have something done within a load, when all buffers are there and nothing is written to them yet.
-
-    Args:
-        parameters: of the load that the block does; ended early where it raises, which the block's end raises again.
-        do: what is done.
-    """
-    if do is None:
-        yield
-        return
-    left, errors = [do], list[BaseException]()
+def _read_model(path: Path, parameters: Any, pages: HugePages | None) -> Any:
+    """Return ``llama_model *``, or what is false where llama.cpp refuses the file."""
+    if pages is None:
+        return api.llama_model_load_from_file(os.fsencode(path), parameters)
+    errors: list[BaseException] = []
+    is_first = True
 
     def progress(_share: float, _data: Any) -> bool:
-        # Called before each tensor is read. An error, such as an interrupt, does not pass through native code.
-        try:
-            while left:
-                left.pop()()
-        except BaseException as error:
-            errors.append(error)
+        nonlocal is_first
+        if is_first:
+            # Called before each tensor is read: at first all buffers are there, and nothing is written to them yet.
+            is_first = False
+            try:
+                pages.take()
+            except BaseException as error:
+                errors.append(error)
         return not errors
 
     parameters.progress_callback = api.llama_progress_callback(progress)
+    with _interrupts_kept_in(errors):
+        model = api.llama_model_load_from_file(os.fsencode(path), parameters)
+    if errors:
+        if model:
+            api.llama_model_free(model)
+        raise errors[0]
+    pages.take_rest()
+    return model
+
+
+@contextmanager
+def _interrupts_kept_in(errors: list[BaseException]) -> Iterator[None]:
+    """Keep what an interrupt raises meanwhile in a list: raised in a callback of native code it would be lost."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        try:
+            previous(number, frame)
+        except BaseException as error:
+            errors.append(error)
+
+    signal.signal(signal.SIGINT, keep)
     try:
         yield
     finally:
-        for error in errors:
-            raise error
+        signal.signal(signal.SIGINT, previous)
 
 
 def _may_be_read(config: LlamaCppConfig) -> bool:
     """Return whether weights are read into memory, for its huge pages, instead of mapped.
 
-    Memory of the process cannot give way as a mapped file can, so there must be as much again.
+    Memory of the process cannot give way as a mapped file can, and a cache of keys and values comes on top: so three
+    times the file must be free.
     """
-    if config.stream is False or _devices(config) or not gives_huge_pages():
+    if _devices(config) or not gives_huge_pages():
         return False
     available_bytes = available_memory()
-    return available_bytes is not None and MIN_BYTES <= gguf_bytes(config.path) <= available_bytes // 2
+    return available_bytes is not None and MIN_BYTES <= gguf_bytes(config.path) <= available_bytes // 3
 
 
 def memory_limit(config: LlamaCppConfig) -> int | None:
