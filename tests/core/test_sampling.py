@@ -21,7 +21,7 @@ from paceline.core.errors import EngineError, SamplingError
 from paceline.core.noise import TAIL_ID
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import Candidates, build_processors
-from paceline.core.sampling import RowSampler, largest_probability, probabilities
+from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
 from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
 from tests.helpers import PLAIN_PARAMS, softmax
@@ -573,3 +573,12 @@ def test_top_p_keeps_what_a_stable_sort_would(dtype: type[np.float64]) -> None:
             kept = cut(Candidates(None, row, owned=False), ()).ids
             assert kept is not None
             assert kept.tolist() == sorted(order[:count].tolist())
+
+
+def test_few_candidates_leave_filters_that_they_do_not_know_to_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = (*LLAMA_CPP_ORDER, "typical")
+    params = sampling(temperature=0.8, top_k=40)
+    assert FewCandidates.suits(params)
+    monkeypatch.setattr("paceline.core.sampling.LLAMA_CPP_ORDER", order)
+    object.__setattr__(params, "order", order)
+    assert not FewCandidates.suits(params)

@@ -120,6 +120,10 @@ class PerturbedRow:
     tail: Tail | None
 
 
+_FEW_KNOW = {"logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature"}
+"""Processors that come before :class:`FewCandidates`, or that it repeats. It is not used where there is another."""
+
+
 class FewCandidates:
     """Chooses by Python's own numbers where truncation leaves few tokens, and where rounding decides nothing.
 
@@ -147,7 +151,8 @@ class FewCandidates:
     def suits(params: SamplingParams) -> bool:
         """Return whether logits near the largest decide, and the processors are in one of the usual orders."""
         is_cut = 0 < params.top_k <= _MAX_SORTED or (params.top_p == 1.0 and params.min_p > 0.0)
-        return is_cut and not params.greedy and params.order in (LLAMA_CPP_ORDER, TRANSFORMERS_ORDER)
+        is_usual = params.order in (LLAMA_CPP_ORDER, TRANSFORMERS_ORDER) and set(params.order) == _FEW_KNOW
+        return is_cut and is_usual and not params.greedy
 
     def best(self, candidates: Candidates, position: int) -> tuple[int, float] | None:
         """Return the token with the best score, and its score less that of the next; ``None`` where that is not clear.
