@@ -7,7 +7,8 @@ import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import openai
 import pytest
@@ -19,6 +20,7 @@ from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.auth import ApiKeys
 from paceline.serving.security import SecuritySettings, with_security
+from paceline.serving.server import SlotBoard
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, http_scope, run, serving
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
 from tests.serving.live import live
@@ -192,6 +194,20 @@ def test_more_requests_than_places_are_answered_in_turn() -> None:
             answers = list(threads.map(ask, range(12)))
         assert [answer["content"] for answer in answers] == alone
         assert {answer["id_slot"] for answer in answers} <= {0, 1}
+
+
+def test_an_answer_that_ended_before_anybody_looked_had_a_place_too() -> None:
+    def choice(*, is_over: bool) -> Any:
+        return SimpleNamespace(slot=-1, stream=SimpleNamespace(is_over=is_over))
+
+    board = SlotBoard(cast("Any", SimpleNamespace(max_running=2)))
+    running, over, waiting = [choice(is_over=False) for _ in range(2)], choice(is_over=True), choice(is_over=False)
+    for each in (*running, over, waiting):
+        board.started(cast("Any", None), each)
+    assert [each.slot for each in (*running, over, waiting)] == [0, 1, 0, -1]
+    running[1].stream.is_over = True
+    board.started(cast("Any", None), waiting)
+    assert waiting.slot == 1
 
 
 # What is shared

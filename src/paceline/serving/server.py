@@ -357,6 +357,9 @@ class SlotBoard:
             self._tasks += 1
             choice.slot = free
             self._latest[free] = (self._tasks, answer, choice)
+        elif choice.stream.is_over:
+            # It ended before anybody looked, and those that started after it have all places by now.
+            choice.slot = 0
 
     def remove(self, answer: Answer) -> None:
         """Take note of an answer that is over."""
