@@ -1,11 +1,14 @@
-"""No docstring that only points at another, and no constant without one."""
+"""No docstring that only points at another, no constant without one, and nothing that others build on without any."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from pathlib import Path
 
 import pytest
 
+import paceline
 from tests.docs.docstrings import Fault, constant_faults, entries, entry_faults
 
 ROOT = Path(__file__).parents[2]
@@ -76,3 +79,33 @@ def test_docstrings_stand_by_themselves() -> None:
     paths = sorted((ROOT / "src" / "paceline").rglob("*.py"))
     faults = [fault for path in paths for check in (entry_faults, constant_faults) for fault in check(path, ROOT)]
     assert [fault for fault in faults if not fault.place.startswith(ELSEWHERE)] == []
+
+
+# Beside what the package exports.
+CONTRACTS = {
+    "paceline.core.constraint": ["Constraint"],
+    "paceline.core.verify": ["Verifier"],
+    "paceline.core.vocabulary": ["Vocabulary"],
+    "paceline.drafters.base": ["Drafter"],
+    "paceline.engines.base": ["Engine"],
+    "paceline.planning.base": ["Policy", "Observer"],
+    "paceline.runtime.output_queue": ["OutputQueue"],
+}
+
+
+def test_what_others_build_on_is_described() -> None:
+    exported = {f"paceline.{name}": getattr(paceline, name) for name in paceline.__all__}
+    contracts = {
+        f"{module}.{name}": getattr(importlib.import_module(module), name)
+        for module, names in CONTRACTS.items()
+        for name in names
+    }
+    described = exported | contracts
+    for owner, value in list(described.items()):
+        if inspect.isclass(value):
+            own = {name: each for name, each in vars(value).items() if not name.startswith("_")}
+            methods = {name: each for name, each in own.items() if callable(each) or isinstance(each, property)}
+            described |= {f"{owner}.{name}": each for name, each in methods.items()}
+    # Constants and types of literals have theirs below them.
+    bare = [name for name, value in described.items() if not isinstance(value, str | int) and not inspect.getdoc(value)]
+    assert [name for name in bare if name != "paceline.FinishReason"] == []

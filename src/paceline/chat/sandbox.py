@@ -329,7 +329,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         check_grown(value)
         return value if isinstance(value, MarkedText) else MarkedText(str(value))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805, D102
+    def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805
         check_time()
         for value in (*args, *named.values()):
             check_argument(value)
