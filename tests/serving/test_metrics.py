@@ -25,9 +25,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from paceline.serving.metric_families import FINISHED_REASONS
-from paceline.serving.metric_totals import ServerLoad
-from paceline.serving.metrics import FAMILIES, ServerMetrics
+from paceline.serving.metrics import FAMILIES, FINISHED_REASONS, ServerLoad, ServerMetrics
 from tests.helpers import ForcedDrafter
 from tests.timing import WAIT_S
 

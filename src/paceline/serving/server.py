@@ -23,8 +23,7 @@ from paceline.serving.errors import FieldError, RefusedError, status_and_body
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
 from paceline.serving.generation_request import Api, GenerationRequest, find_field_at_fault
 from paceline.serving.limits import Shares
-from paceline.serving.metric_totals import ServerLoad
-from paceline.serving.metrics import ServerMetrics
+from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.props import short_generation_settings
 from paceline.serving.response_formats import (
