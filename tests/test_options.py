@@ -131,8 +131,9 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
     ],
 )
 def test_options_that_cannot_be_used(options: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=words) as caught:
         read_options(options)
+    assert caught.value.field in options
 
 
 def test_a_context_of_0_is_all_that_the_target_was_made_for() -> None:
@@ -348,6 +349,7 @@ class TestWhatOptionsAreCalled:
         beyond = bound - 1 if bound == field.option.low else bound * 2 + 1
         with pytest.raises(InputError, match=f"`{name}`") as caught:
             read_options({name: beyond})
+        assert caught.value.field == name
         assert not re.search(r"(?<![\w-])--?[a-z]", str(caught.value)), "flags are the command line's"
         if field.option.flags:
             assert field.option.flags[0] in in_flags(str(caught.value))

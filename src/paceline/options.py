@@ -102,7 +102,7 @@ def read_options(
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         there_are = ", ".join(part.__name__ for part in REQUEST_PARTS)
-        raise InputError(no_such_option(unknown, sorted(known), f"see the fields of {there_are}"))
+        raise InputError(no_such_option(unknown, sorted(known), f"see the fields of {there_are}"), field=unknown)
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("seed", draw_seed())
     given.setdefault("verify", verify)
@@ -111,7 +111,7 @@ def read_options(
         for name in speculation.drafters or ():
             if name not in drafters:
                 there_are = f"choose from {', '.join(drafters)}" if drafters else "none is loaded"
-                raise InputError(f"unknown drafter {name!r}: {there_are}, or leave it out")
+                raise InputError(f"unknown drafter {name!r}: {there_are}, or leave it out", field="drafters")
     return RequestOptions(
         make_part(SamplingParams, given),
         make_part(StopRules, given),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, blame
 from paceline.core.numbers import shown, whole_number
 
 
@@ -29,6 +29,7 @@ class Tokenizer(Protocol):
         ...
 
 
+@blame("prompt")
 def read_prompt(prompt: Prompt, vocabulary: Tokenizer) -> list[int]:
     """Return the token ids of a prompt.
 

@@ -261,10 +261,12 @@ class ServerOptions:
     def __post_init__(self) -> None:
         take_values(self)
         if not self.host:
-            raise InputError("no address to listen on: give one with --host, such as 127.0.0.1")
+            raise InputError("no address to listen on: give one with --host, such as 127.0.0.1", field="host")
         object.__setattr__(self, "prefix", self.prefix.rstrip("/"))
         if self.prefix and (not self.prefix.startswith("/") or set("{}?# ") & set(self.prefix)):
-            raise InputError(f"--api-prefix {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces")
+            raise InputError(
+                f"--api-prefix {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces", field="prefix"
+            )
 
     @property
     def has_tls(self) -> bool:

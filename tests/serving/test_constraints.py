@@ -126,7 +126,9 @@ def test_what_a_schema_that_is_not_strict_has_that_nothing_keeps_to_is_told(serv
 def test_an_answer_that_may_not_end_is_refused(server: Hosted) -> None:
     response = server.post("/completion", {"prompt": "abc", "grammar": 'root ::= "a"', "ignore_eos": True})
     assert response.status_code == 400
-    assert "ends where that ends" in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert "ends where that ends" in error["message"]
+    assert error["param"] == "ignore_eos"
 
 
 def test_the_settings_tell_the_grammar(server: Hosted) -> None:

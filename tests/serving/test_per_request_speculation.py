@@ -137,6 +137,8 @@ def test_drafts_may_be_judged_by_rejection(server: Hosted) -> None:
         ({"speculative": {"draft_max": -1}}, "speculative.draft_max"),
         ({"speculative": {"draft_max": "4"}}, "speculative.draft_max"),
         ({"speculative": {"draft_min": -1}}, "speculative.draft_min"),
+        ({"speculative": {"draft_max": 2, "draft_min": 3}}, "speculative.draft_min"),
+        ({"speculative": {"draft_max": 2}, "speculative.n_min": 3}, "speculative.n_min"),
         ({"speculative": {"p_min": 1.5}}, "speculative.p_min"),
         ({"speculative": {"verify": "trust"}}, "speculative.verify"),
         ({"speculative": {"drafters": ["oracle"]}}, "speculative.drafters"),

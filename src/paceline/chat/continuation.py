@@ -42,7 +42,8 @@ def is_continued(messages: Sequence[Message], params: ChatParams) -> bool:
     if last["role"] != "assistant":
         raise InputError(
             f"the last message is of role {last['role']!r}, and only an assistant's is continued: end with one, or "
-            "leave out continue_final_message"
+            "leave out continue_final_message",
+            field="continue_final_message",
         )
     if last.get("tool_calls"):
         raise InputError(f"the last message calls tools, so there is nothing to continue: add the results, {_WAY_OUT}")

@@ -164,25 +164,36 @@ class ChatParams:
     def __post_init__(self) -> None:
         take_values(self)
         if self.template is not None and self.template_file is not None:
-            raise InputError("`template` and `template_file` both give a chat template: leave out one of them")
+            raise InputError(
+                "`template` and `template_file` both give a chat template: leave out one of them", field="template_file"
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise InputError(
                 "continue_final_message and add_generation_prompt are both true, and a prompt ends with one message: "
-                "leave out one of them"
+                "leave out one of them",
+                field="continue_final_message",
             )
         if self.reasoning_effort is not None and not isinstance(self.reasoning_effort, str):
-            raise InputError(f"the reasoning effort is {shown(self.reasoning_effort)}: give a word, such as 'high'")
+            raise InputError(
+                f"the reasoning effort is {shown(self.reasoning_effort)}: give a word, such as 'high'",
+                field="reasoning_effort",
+            )
         if not isinstance(self.reasoning_budget_message, str):
             raise InputError(
-                f"the message of the reasoning budget is {shown(self.reasoning_budget_message)}: give a text"
+                f"the message of the reasoning budget is {shown(self.reasoning_budget_message)}: give a text",
+                field="reasoning_budget_message",
             )
         if not isinstance(self.template_variables, Mapping):
-            raise InputError(f"the template's variables are {shown(self.template_variables)}: give a mapping")
+            raise InputError(
+                f"the template's variables are {shown(self.template_variables)}: give a mapping",
+                field="template_variables",
+            )
         for name in self.template_variables:
             if not isinstance(name, str) or name in _OWN_VARIABLES:
                 raise InputError(
                     f"the template's variables have {shown(name)}, which cannot be set: give texts as names, but for "
-                    f"{', '.join(_OWN_VARIABLES)} (`template_variables`)"
+                    f"{', '.join(_OWN_VARIABLES)} (`template_variables`)",
+                    field="template_variables",
                 )
 
     @property

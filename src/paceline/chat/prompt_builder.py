@@ -20,7 +20,7 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.response_parser import load_template
 from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.chat.truncation import count_leading, drop_oldest_turns
-from paceline.core.errors import ContextLengthError, InputError
+from paceline.core.errors import ContextLengthError, InputError, ModelFileError
 from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.length import most_tokens
 
@@ -95,7 +95,8 @@ class ChatPromptBuilder:
         self._refuse_unsupported(params)
         params = convert_level_to_switch(params, self.template)
         read = [self._adapt_message(message) for message in read_messages(messages)]
-        variables = {**params.template_variables, **self._reasoning_variables(params)}
+        reasoning = self._reasoning_variables(params)
+        variables = {**params.template_variables, **reasoning}
         continues = is_continued(read, params)
         is_open = continues or params.add_generation_prompt is not False
 
@@ -103,8 +104,16 @@ class ChatPromptBuilder:
             some = self._empty_tools if tools is None else tools
             try:
                 return self.template.render(conversation, tools=some, add_generation_prompt=is_open, **variables)
-            except InputError:
+            except InputError as error:
                 check_arguments(conversation)
+                # A template says why it refuses a conversation, and only trying tells what it takes.
+                for field, others in (
+                    ("template_variables", {"tools": some, **reasoning}),
+                    ("tools", {"tools": self._empty_tools, **variables}),
+                ):
+                    with contextlib.suppress(InputError, ModelFileError):
+                        self.template.render(conversation, add_generation_prompt=is_open, **others)
+                        error.field = error.field or field
                 raise
 
         merges = _drops_system(read[:-1] if continues else read, write_out)
@@ -283,7 +292,8 @@ class ChatPromptBuilder:
             asked = _EFFORT if params.reasoning_effort == _NO_EFFORT and name == "reasoning" else name
             raise InputError(
                 f"the chat template of {self.template.origin} knows nothing of {what}: leave out "
-                f"`{asked}={getattr(params, asked)!r}`"
+                f"`{asked}={getattr(params, asked)!r}`",
+                field=asked,
             )
 
 

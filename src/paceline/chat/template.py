@@ -21,7 +21,7 @@ from paceline.chat.limits import MAX_SOURCE, LimitError, check_items, limit_rend
 from paceline.chat.marked import MarkedText
 from paceline.chat.messages import Message, plain_data
 from paceline.chat.sandbox import TemplateEnvironment, TemplateRefusalError
-from paceline.core.errors import InputError, ModelFileError
+from paceline.core.errors import InputError, ModelFileError, blame
 
 KNOWN_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 """Roles that count as the template's own text: some templates make control tokens of them, ``'<|' + role + '|>'``."""
@@ -122,7 +122,9 @@ class ChatTemplate:
         if any(isinstance(message.get("content"), list) for message in given) and not self.reads_parts:
             given = [_join_parts(message) for message in given]
         data = {"tools": tools, "documents": documents, **variables}
-        data = {name: plain_data(value, f"{name!r}") for name, value in data.items()}
+        for name, value in data.items():
+            with blame("template_variables" if name in variables else name):
+                data[name] = plain_data(value, f"{name!r}")
         try:
             check_items((given, data))
         except LimitError as error:

@@ -27,13 +27,35 @@ Python's ``warnings``, which filter it, print it once or make it an error. The c
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class PacelineError(Exception):
     """Base of every error paceline raises on purpose."""
 
 
 class InputError(PacelineError):
-    """What the caller gave cannot be used; the message says the way out."""
+    """What the caller gave cannot be used; the message says the way out.
+
+    Attributes:
+        field: the option or argument at fault, as Python calls it, such as ``temperature``; ``None`` where it is not
+            one alone. A server calls it what the request does.
+    """
+
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@contextlib.contextmanager
+def blame(field: str) -> Iterator[None]:
+    """Have errors of a block or a function name this option, where they name none."""
+    try:
+        yield
+    except InputError as error:
+        error.field = error.field or field
+        raise
 
 
 class ModelFileError(InputError):

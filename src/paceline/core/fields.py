@@ -141,11 +141,16 @@ def take_values(instance: object) -> None:
     """Check every field of a dataclass that is being built, and make numbers of other libraries Python's.
 
     Raises:
-        InputError: a value is of another kind, or out of range; or what the field's option has as ``error``.
+        InputError: a value is of another kind, or out of range; or what the field's option has as ``error``. It names
+            the field.
     """
     for field in fields_of(type(instance)):
-        value = getattr(instance, field.name)
-        object.__setattr__(instance, field.name, _taken(field, value))
+        try:
+            value = _taken(field, getattr(instance, field.name))
+        except InputError as error:
+            error.field = field.name
+            raise
+        object.__setattr__(instance, field.name, value)
 
 
 def read_text(field: Field, text: str) -> object:

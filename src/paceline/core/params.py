@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
-from paceline.core.errors import InputError, SamplingError
+from paceline.core.errors import InputError, SamplingError, blame
 from paceline.core.fields import Option, described, setting, take_values
 from paceline.core.numbers import real_number, shown, token_ids, whole_number
 from paceline.core.reasoning import ReasoningBudget
@@ -58,6 +58,7 @@ def wrap_seed(number: int) -> int | None:
     return None if seed == _SEED_BITS else seed
 
 
+@blame("seed")
 def read_seed(given: int | None) -> int:
     """Return the seed of a request, drawn where it gives none, or a number that stands for none.
 
@@ -250,17 +251,20 @@ class SamplingParams:
         object.__setattr__(self, "seed", read_seed(self.seed))
         if not isinstance(self.reasoning_budget, ReasoningBudget | None):
             raise SamplingError(
-                f"the reasoning budget is {shown(self.reasoning_budget)}: give a ReasoningBudget, or None for no limit"
+                f"the reasoning budget is {shown(self.reasoning_budget)}: give a ReasoningBudget, or None for no limit",
+                field="reasoning_budget",
             )
         if 0.0 < self.temperature < _LOWEST_TEMPERATURE:
             raise SamplingError(
                 f"temperature {self.temperature} is too low to divide by: give 0, which decodes greedily, or at least "
-                f"{_LOWEST_TEMPERATURE:g} (`temperature`)"
+                f"{_LOWEST_TEMPERATURE:g} (`temperature`)",
+                field="temperature",
             )
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
             raise SamplingError(
-                f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once"
+                f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once",
+                field="order",
             )
 
     @property
@@ -328,9 +332,12 @@ class StopRules:
 
     def __post_init__(self) -> None:
         take_values(self)
-        object.__setattr__(self, "preserved_ids", token_ids(self.preserved_ids, "preserved_ids"))
+        with blame("preserved_ids"):
+            object.__setattr__(self, "preserved_ids", token_ids(self.preserved_ids, "preserved_ids"))
         if any(not text for text in self.stop):
-            raise InputError("an empty stop text would stop before the first token: leave it out (`stop`)")
+            raise InputError(
+                "an empty stop text would stop before the first token: leave it out (`stop`)", field="stop"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +421,9 @@ class SpeculationParams:
     def __post_init__(self) -> None:
         take_values(self)
         if self.drafters is not None and not self.drafters:
-            raise InputError("no drafter is named: name one, or decode without speculation (`speculate=False`)")
+            raise InputError(
+                "no drafter is named: name one, or decode without speculation (`speculate=False`)", field="drafters"
+            )
         if self.draft_max is not None:
             check_draft_min(self.draft_min, self.draft_max)
 
@@ -446,7 +455,7 @@ class CacheParams:
         take_values(self)
         for name, value in (("namespace", self.namespace), ("client", self.client)):
             if not isinstance(value, str):
-                raise InputError(f"the {name} is {shown(value)}: give a text")
+                raise InputError(f"the {name} is {shown(value)}: give a text", field=name)
 
 
 def check_draft_min(draft_min: int, draft_max: int) -> None:
@@ -456,9 +465,10 @@ def check_draft_min(draft_min: int, draft_max: int) -> None:
         InputError: with both lengths.
     """
     if not 0 <= draft_min <= draft_max:
-        raise InputError(f"draft-min {draft_min} is out of range: give 0 to draft-max, {draft_max}")
+        raise InputError(f"draft-min {draft_min} is out of range: give 0 to draft-max, {draft_max}", field="draft_min")
 
 
+@blame("logit_bias")
 def _taken_biases(given: object) -> dict[int, float]:
     """Return biases with numbers of Python's own.
 

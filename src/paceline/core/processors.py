@@ -89,7 +89,10 @@ def _logit_bias(params: SamplingParams) -> Processor | None:
             # Rounded to the type of the logits first, and then added in it.
             candidates.writable()[indices] += biases[found].astype(candidates.logits.dtype)
         if bans and candidates.logits.max() == -math.inf:
-            raise SamplingError("logit biases of -inf ban every token that could be emitted: lift one (`logit_bias`)")
+            raise SamplingError(
+                "logit biases of -inf ban every token that could be emitted: lift one (`logit_bias`)",
+                field="logit_bias",
+            )
         return candidates
 
     return apply

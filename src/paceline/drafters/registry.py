@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from paceline.core.errors import InputError, VocabularyMismatchError
+from paceline.core.errors import InputError, VocabularyMismatchError, blame
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -26,6 +26,7 @@ DRAFTER_NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 """Every :data:`DrafterName`."""
 
 
+@blame("drafters")
 def check_drafter_names(names: Sequence[str]) -> None:
     """Raise unless every name is a drafter's and none comes twice.
 

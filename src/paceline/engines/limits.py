@@ -31,4 +31,4 @@ def check_range(name: str, value: int | None, lowest: int, highest: int) -> None
         return
     setting = _OPTIONS.get(name, name)
     way_out = _WAYS_OUT.get(name, "choose a value in between")
-    raise InputError(f"{setting} is {value}, but must be from {lowest} to {highest}; {way_out}")
+    raise InputError(f"{setting} is {value}, but must be from {lowest} to {highest}; {way_out}", field=name)

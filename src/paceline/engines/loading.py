@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
-from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError, ModelWarning
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError, ModelWarning, blame
 from paceline.core.fields import Option, described, setting, take_values
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import Engine
@@ -294,13 +294,21 @@ class ModelOptions:
                 "memory", parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory, 1, 2**63 - 1
             )
             if self.stream is False:
-                raise InputError("`memory` is for weights that are streamed, and `stream=False` streams none: give one")
+                raise InputError(
+                    "`memory` is for weights that are streamed, and `stream=False` streams none: give one",
+                    field="memory",
+                )
         if self.draft_vocab not in DRAFT_VOCABS:
-            raise InputError(f"unknown draft_vocab {self.draft_vocab!r}: choose from {', '.join(DRAFT_VOCABS)}")
-        check_pairs(self.draft_map, self.draft_vocab)
+            there_are = ", ".join(DRAFT_VOCABS)
+            raise InputError(f"unknown draft_vocab {self.draft_vocab!r}: choose from {there_are}", field="draft_vocab")
+        with blame("draft_map"):
+            check_pairs(self.draft_map, self.draft_vocab)
         if self.flash_attention not in (None, True, False):
             # "off", as the command line has it, would be taken for true.
-            raise InputError(f"flash_attention is {self.flash_attention!r}: give True, False, or None for either")
+            raise InputError(
+                f"flash_attention is {self.flash_attention!r}: give True, False, or None for either",
+                field="flash_attention",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +414,8 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         take_values(self)
-        check_pairs(self.token_map, self.vocab)
+        with blame("token_map"):
+            check_pairs(self.token_map, self.vocab)
         if self.context_length != 0:
             _check_draft_context(self.context_length)
 
@@ -484,7 +493,8 @@ def _check_draft_context(length: int | None) -> None:
         raise InputError(
             f"`DraftOptions.context_length` {length}: the least is {_MIN_DRAFT_CONTEXT}, a token "
             "that was said and one that is drafted "
-            "after it; 0 takes the draft model's own context"
+            "after it; 0 takes the draft model's own context",
+            field="context_length",
         )
 
 

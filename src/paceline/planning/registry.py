@@ -48,7 +48,7 @@ def check_policy_name(name: str) -> None:
         InputError: with the name and the choices.
     """
     if name not in POLICY_NAMES:
-        raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}")
+        raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}", field="policy")
 
 
 def build_policy(
@@ -144,7 +144,8 @@ def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequen
         if not drafters:
             raise InputError(
                 "policy 'fixed' has nothing to draft with, as the model was loaded without drafters: leave policy out, "
-                "or load the model with speculation"
+                "or load the model with speculation",
+                field="policy",
             )
         make_fixed(speculation)
         return
@@ -154,5 +155,6 @@ def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequen
         raise InputError(
             f"policy {asked!r} cannot be had of a model that was loaded with policy {name or type(loaded).__name__!r}"
             f"{', without costs to plan by' if is_costless else ''}: leave policy out, give 'fixed', or load the model "
-            f"with policy {asked!r} (--policy {asked})"
+            f"with policy {asked!r} (--policy {asked})",
+            field="policy",
         )

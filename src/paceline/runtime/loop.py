@@ -26,7 +26,7 @@ from typing import Final
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.constraint import Constraint
-from paceline.core.errors import BusyError, ConstraintError, ContextLengthError, InputError, NoRoomError
+from paceline.core.errors import BusyError, ConstraintError, ContextLengthError, InputError, NoRoomError, blame
 from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
@@ -153,7 +153,8 @@ class DecodingLoop:
             verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids), constraint)
             if rules.ignore_end and verifier.sampler.is_constrained:
                 raise ConstraintError(
-                    "an answer that keeps to a grammar ends where that ends: leave out `ignore_end`, or the grammar"
+                    "an answer that keeps to a grammar ends where that ends: leave out `ignore_end`, or the grammar",
+                    field="ignore_end",
                 )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
             self._policy.check(request)
@@ -282,7 +283,7 @@ class DecodingLoop:
         """Refuse what could never be decoded."""
         capabilities, vocab_size = self._engine.capabilities, self._engine.vocabulary.size
         if not prompt_ids:
-            raise InputError("the prompt is empty: give at least one token to continue")
+            raise InputError("the prompt is empty: give at least one token to continue", field="prompt")
         if len(prompt_ids) >= capabilities.context_length:
             raise ContextLengthError.of_prompt(len(prompt_ids), capabilities.context_length)
         if capabilities.cells is not None and len(prompt_ids) > capabilities.cells:
@@ -292,21 +293,26 @@ class DecodingLoop:
             )
         for token_id in prompt_ids:
             if not 0 <= token_id < vocab_size:
-                raise InputError(f"token id {token_id} is not in the vocabulary of {vocab_size}")
+                raise InputError(f"token id {token_id} is not in the vocabulary of {vocab_size}", field="prompt")
         for token_id in params.logit_bias:
             if token_id >= vocab_size:
-                raise InputError(f"logit bias for token id {token_id}, which is not in the vocabulary of {vocab_size}")
+                raise InputError(
+                    f"logit bias for token id {token_id}, which is not in the vocabulary of {vocab_size}",
+                    field="logit_bias",
+                )
         if list(params.logit_bias.values()).count(-math.inf) >= vocab_size:
-            raise InputError("logit biases of -inf ban every token: lift one")
+            raise InputError("logit biases of -inf ban every token: lift one", field="logit_bias")
         budget = params.reasoning_budget
-        named = {
-            "the reasoning budget": () if budget is None else (*budget.start, *budget.end, *budget.forced),
-            "preserved_ids": rules.preserved_ids,
-        }
-        for name, token_ids in named.items():
-            for token_id in token_ids:
+        named = (
+            ("reasoning_budget", "the reasoning budget", budget and (*budget.start, *budget.end, *budget.forced)),
+            ("preserved_ids", "preserved_ids", rules.preserved_ids),
+        )
+        for field, name, token_ids in named:
+            for token_id in token_ids or ():
                 if token_id >= vocab_size:
-                    raise InputError(f"token id {token_id} of {name} is not in the vocabulary of {vocab_size}")
+                    raise InputError(
+                        f"token id {token_id} of {name} is not in the vocabulary of {vocab_size}", field=field
+                    )
 
     def _refuse_within_a_round(self, what: str) -> None:
         if self._busy:
@@ -324,7 +330,8 @@ def _check_limit(name: str, value: int | None, least: int) -> int | None:
     """
     if value is None:
         return None
-    value = whole_number(value, name)
-    if value < least:
-        raise InputError(f"{name} {value}: the least is {least}, None is no limit of its own")
+    with blame(name):
+        value = whole_number(value, name)
+        if value < least:
+            raise InputError(f"{name} {value}: the least is {least}, None is no limit of its own")
     return value

@@ -22,10 +22,10 @@ from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import PLAIN_CALLS, control_marks
 from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.constraints import JsonObject, JsonSchema
-from paceline.core.errors import ConstraintError, InputError
+from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 from paceline.core.vocabulary import Vocabulary
-from paceline.serving.errors import FieldError
+from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named
 from paceline.serving.schema import ChatBody, TemplateBody, as_whole
 
@@ -58,10 +58,8 @@ def read_chat_params(body: ChatBody | TemplateBody, defaults: ChatParams) -> tup
             given[option], names[option] = value, name
     if variables := given.get("template_variables"):
         given["template_variables"] = {**defaults.template_variables, **variables}
-    try:
+    with in_names_of(names):
         return replace(defaults, **given), names
-    except InputError as error:
-        raise FieldError(_first_at_fault(given, names, defaults), str(error)) from error
 
 
 def unread_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,16 +149,6 @@ def drop_unfollowed(
     ]
     left_out: dict[str, Any] = {name: getattr(ChatParams(), name) for name in unused}
     return replace(params, **left_out), tuple(warnings)
-
-
-def _first_at_fault(given: Mapping[str, Any], names: Mapping[str, str], defaults: ChatParams) -> str:
-    """Return the name of the first field that cannot be used by itself; else that of the last, which fits no other."""
-    for option, value in given.items():
-        try:
-            replace(defaults, **{option: value})
-        except InputError:
-            return names[option]
-    return names[list(given)[-1]]
 
 
 _MAX_TOOLS: Final = 128

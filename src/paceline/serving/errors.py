@@ -5,10 +5,11 @@ This is the one place that says which error is which status. None of them tells 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from starlette.responses import JSONResponse, Response
@@ -43,15 +44,25 @@ def error_body(status: int, message: str, kind: str, param: str | None = None) -
 
 
 class FieldError(InputError):
-    """A field of a request cannot be used.
+    """A field of a request cannot be used; ``field`` is the name that the request has for it."""
 
-    Attributes:
-        param: the field's name.
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message, field=field)
+
+
+@contextlib.contextmanager
+def in_names_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Have errors of the library name the fields of a request in place of the options that they set.
+
+    Args:
+        names: of the fields, by option.
     """
-
-    def __init__(self, param: str, message: str) -> None:
-        self.param = param
-        super().__init__(message)
+    try:
+        yield
+    except InputError as error:
+        if not isinstance(error, FieldError) and error.field is not None:
+            error.field = names.get(error.field, error.field)
+        raise
 
 
 _OTHER_NAMES: Final[Mapping[str, str | None]] = {
@@ -196,8 +207,9 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, Any]]:
         # Its message names a file of this machine.
         _log.error("a request ended by an error of the model's file: %s", error)
         message = "the model's chat template cannot be used; the server's log says why"
-    param = error.param if isinstance(error, FieldError) else None
+    param = None
     if isinstance(error, InputError):
+        param = error.field
         message = in_fields(message, param)
     body = error_body(status, message, kind, param)
     if isinstance(error, ContextLengthError) and error.num_tokens is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
 from paceline.core.constraint import Constraint
-from paceline.core.errors import ConstraintError, InputError
+from paceline.core.errors import ConstraintError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, read_seed
@@ -241,24 +241,6 @@ def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]
     if given.get("return_rounds") and not given.get("stream"):
         found.append("return_rounds changes nothing without stream")
     return found
-
-
-def find_field_at_fault(
-    request: GenerationRequest, error: InputError, check: Callable[[GenerateOptions], object]
-) -> InputError:
-    """Return the error of options with the name of the field that is at fault, if one alone is.
-
-    Args:
-        request: what was refused.
-        error: what it was refused by.
-        check: raises for options that cannot be used.
-    """
-    for name, value in request.options.items():
-        try:
-            check(cast("GenerateOptions", {name: value}))
-        except InputError:
-            return FieldError(request.names.get(name, name), str(error))
-    return error
 
 
 def _read_options(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[GenerateOptions, dict[str, str]]:

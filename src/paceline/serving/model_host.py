@@ -14,8 +14,7 @@ from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.core.errors import ClosedError, PacelineError
 from paceline.models.description import ModelDescription
-from paceline.options import GenerateOptions, read_options
-from paceline.planning.registry import check_asked
+from paceline.options import GenerateOptions
 from paceline.serving.errors import HostState, NotReadyError
 from paceline.serving.work import in_own_thread
 
@@ -73,15 +72,6 @@ class ServedModel:
     def drafters(self) -> tuple[str, ...]:
         """Names of what drafts."""
         return tuple(drafter.name for drafter in self.model.drafters)
-
-    def check(self, options: GenerateOptions) -> None:
-        """Refuse options of a call that the model cannot have.
-
-        Raises:
-            InputError: with the value and the way out.
-        """
-        speculation = read_options({**options}, verify=self.model.verify, drafters=self.drafters).speculation
-        check_asked(speculation, self.model.policy, self.drafters)
 
     def facts(self) -> Mapping[str, Any]:
         """Return what llama-server's ``/v1/models`` says of a model's file."""

@@ -107,7 +107,7 @@ async def prepare_chat(
         ContextLengthError: it leaves no room for an answer.
     """
     served = host.served
-    params, _ = read_chat_params(body, served.chat)
+    params, names = read_chat_params(body, served.chat)
     if served.template is None:
         raise CapabilityError(
             f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
@@ -122,8 +122,7 @@ async def prepare_chat(
     except InputError as error:
         if type(error) is not InputError:
             raise
-        name = await share.offload(kind, lambda: _find_field_at_fault(served, body, tools, max_tokens))
-        raise FieldError(name, str(error)) from None
+        raise FieldError(names.get(error.field or "", error.field or "messages"), str(error)) from None
     prompt = PreparedPrompt(
         chat.token_ids,
         chat.text,
@@ -157,25 +156,6 @@ def _write_chat(
     params = replace(params, template_variables=variables)
     chat = served.model.chat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
     return chat, warnings
-
-
-def _find_field_at_fault(
-    served: ServedModel,
-    body: ChatBody | TemplateBody,
-    tools: Sequence[Mapping[str, Any]] | None,
-    max_tokens: int | None,
-) -> str:
-    """Return the name of the field without which a refused conversation can be used; else that of the messages."""
-    for name in ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "tools"):
-        if getattr(body, name) is None:
-            continue
-        others = body.model_copy(update={name: None})
-        try:
-            _write_chat(served, others, None if name == "tools" else tools, max_tokens)
-        except InputError:
-            continue
-        return name
-    return "messages"
 
 
 def _usual_variables(

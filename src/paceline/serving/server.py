@@ -14,14 +14,14 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.core.errors import InputError, QueueFullError
+from paceline.core.errors import QueueFullError
 from paceline.core.params import MAX_TOKENS
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, TokenEvent
 from paceline.serving.auth import get_namespace
-from paceline.serving.errors import FieldError, RefusedError, status_and_body
+from paceline.serving.errors import FieldError, RefusedError, in_names_of, status_and_body
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
-from paceline.serving.generation_request import Api, GenerationRequest, find_field_at_fault
+from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.limits import Shares
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
@@ -144,19 +144,19 @@ class Server:
         try:
             # The server may have begun to end meanwhile.
             board = self.board
-            answer = Answer(
-                served, generation, prompts, namespace=namespace, client=client, most_s=self.options.request_s
-            )
-        except BaseException as error:
+            with in_names_of(generation.names):
+                answer = Answer(
+                    served, generation, prompts, namespace=namespace, client=client, most_s=self.options.request_s
+                )
+        except BaseException:
             self._room.give_back(client, listed)
-            if isinstance(error, InputError):
-                raise find_field_at_fault(generation, error, served.check) from None
             raise
         self._listed[answer.id] = client, listed
         board.add(answer)
         formatter, share = _FORMATTERS[generation.api](answer), self.work.share_for(request.scope)
         try:
-            await cancel_on_disconnect(request, answer.admitted())
+            with in_names_of(generation.names):
+                await cancel_on_disconnect(request, answer.admitted())
             if not generation.stream:
                 return await self._whole(request, answer, formatter, share)
         except BaseException:

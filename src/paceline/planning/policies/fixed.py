@@ -152,7 +152,8 @@ def check_unbiased(request: Request, draft_min: int) -> None:
     if verifier.name == "rejection" and not verifier.sampler.params.greedy and draft_min > 1:
         raise SamplingError(
             f"draft-min {draft_min} with rejection at temperature {verifier.sampler.params.temperature:g} "
-            "would bias the text: use --verify coupled, or a draft-min of 0 or 1"
+            "would bias the text: use --verify coupled, or a draft-min of 0 or 1",
+            field="draft_min",
         )
 
 
