@@ -15,8 +15,8 @@ from rich.progress import track
 
 from paceline.api import Model, load
 from paceline.comparison import answer, explain
+from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import CapabilityError
-from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.engines.loading import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions

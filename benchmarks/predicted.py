@@ -26,12 +26,12 @@ from paceline.bench.repetition import is_repetitive
 from paceline.bench.sessions import Answer, Engines, Session, wall_engines
 from paceline.bench.tasks import ends_early
 from paceline.bench.workloads import Task
-from paceline.cli.engines import open_engines
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.machine import machine
+from paceline.model_pair import managed_pair
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.models.registry import resolve_model
 from paceline.pairs.candidate_report import verdict
@@ -149,7 +149,7 @@ def _compared(
     diagnosis = examiner.examine(draft, draft_options)
     if diagnosis.prediction is None:
         raise InputError(f"{draft}: {diagnosis.error}")
-    with Worker() as worker, worker.entered(open_engines(target_options, draft_options)) as pair:
+    with Worker() as worker, worker.entered(managed_pair(target_options, draft_options)) as pair:
         engines = wall_engines(pair.target, pair.draft, worker)
         # As kept just now.
         profile = worker.call(

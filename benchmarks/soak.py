@@ -24,8 +24,9 @@ from types import FrameType
 from typing import Any
 
 import paceline
+from paceline.conversion.quantize import quantize_gguf
 from paceline.drafters.registry import build_drafters
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.runtime.worker import Worker
 

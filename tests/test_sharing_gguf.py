@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import paceline
+from paceline.conversion.quantize import quantize_gguf
 from paceline.drafters.registry import build_drafters
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.runtime.squeezing import Squeeze, at_random

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paceline.conversion.convert import folder_to_gguf
-from paceline.engines.llama_cpp.quantize import quantize_gguf
+from paceline.conversion.quantize import quantize_gguf
 from training import corpus, paths, sources, tokenizer
 from training.copying import GUIDED_SHARE, MATCHED
 from training.shapes import CONTEXT, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, SHAPES

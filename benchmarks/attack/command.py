@@ -18,8 +18,8 @@ from benchmarks.attack.campaign import KINDS, Plan, Row, campaign
 from benchmarks.planner_ab.report import console
 from benchmarks.progress import progress_bar
 from benchmarks.replays import split
+from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import EngineError, InputError
-from paceline.engines.llama_cpp import quantize_gguf
 from paceline.machine import machine
 from paceline.models.registry import CACHE_VARIABLE, resolve_model
 from paceline.terminal_text import printable

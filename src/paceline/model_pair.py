@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -127,6 +129,18 @@ def open_pair(
         return pair
     opened = open_model(target, has_draft=draft is not None, force=force, report=report)
     return _open_draft(opened, draft, kept_bytes)
+
+
+@contextmanager
+def managed_pair(
+    target: ModelOptions, draft: ModelOptions | None, *, force: bool = False, report: Report | None = None
+) -> Iterator[ModelPair]:
+    """Open the engines as :func:`open_pair` does once the block begins, and close them behind it."""
+    pair = open_pair(target, draft, force=force, report=report)
+    try:
+        yield pair
+    finally:
+        pair.close()
 
 
 def default_draft(target: ModelOptions) -> OwnDraftFile | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.engines.llama_cpp import quantize_gguf
+from paceline.conversion.quantize import quantize_gguf
 from paceline.environment import from_environment
 from paceline.models.embedded import embedded_target
 from tests.cli.terminal import CTRL_C, Terminal
@@ -156,7 +156,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _INTERRUPTED = """
 import signal
 from paceline.cli.main import main
-from paceline.engines.llama_cpp import quantize_apart
+from paceline.conversion import quantize_apart
 
 size = quantize_apart._size
 def interrupted(path):

@@ -30,9 +30,9 @@ from paceline.conversion.convert.dtypes import WEIGHT_TYPES, decode, encode
 from paceline.conversion.convert.llama import to_gguf_rows, to_hf_rows
 from paceline.conversion.convert.merges import merges_to_scores, scores_to_merges
 from paceline.conversion.convert.rope import Llama3Scaling, recover_llama3
+from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.llama_cpp.ends import read_end_ids
-from paceline.engines.llama_cpp.quantize import quantize_gguf
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.conversion.test_inflate import SMALL, write_llama
 from tests.models.helpers import edited_gguf, metadata, split_gguf, with_last_tokens

@@ -30,9 +30,10 @@ from paceline.conversion.inflate import writer as writing_module
 from paceline.conversion.inflate.banned import CONSTANT, PROJECTION, banning_block, constant_block
 from paceline.conversion.inflate.layout import NOTHING, place_heads, place_layers
 from paceline.conversion.inflate.shape import MULTIPLE, check_holds, estimate_bytes
+from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
 from paceline.models.embedded import embedded_draft
 from tests.tiers import some_long
 

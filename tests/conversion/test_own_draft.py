@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 import paceline
+from paceline.conversion import quantize_apart
 from paceline.conversion.own_draft import OwnDraft, complete_draft, make_own_draft
+from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.llama_cpp import quantize_apart, quantize_gguf
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.model_pair import open_pair
 from paceline.models.description import describe
@@ -276,7 +277,7 @@ def test_an_interrupt_leaves_nothing(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paceline.engines.llama_cpp import quantize_apart
+from paceline.conversion import quantize_apart
 from paceline.conversion.own_draft import make_own_draft
 
 start = quantize_apart.subprocess.Popen

@@ -45,7 +45,7 @@ def mostly_streamed(section_bytes: int = _SECTION_BYTES) -> Iterator[None]:
 @functools.cache
 def exact_target() -> Path:
     """Return the embedded target in F32, 52 MB, whose kernels lay nothing out anew: rows are equal with and without."""
-    from paceline.engines.llama_cpp import quantize_gguf
+    from paceline.conversion.quantize import quantize_gguf
 
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)

@@ -47,7 +47,7 @@ def scripted(cells: int | None = None, max_rollback: int | None = None) -> Engin
 @functools.cache
 def in_f32(source: Path) -> Path:
     """A model with its weights in F32, written once."""
-    from paceline.engines.llama_cpp import quantize_gguf
+    from paceline.conversion.quantize import quantize_gguf
 
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)

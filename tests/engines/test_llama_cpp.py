@@ -26,6 +26,7 @@ from tests.engines.tiny_models import VOCABULARY_SIZE, write_model
 from tests.models.helpers import split_gguf, with_last_tokens
 
 import paceline
+from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import (
     CapabilityError,
     ClosedError,
@@ -39,7 +40,7 @@ from paceline.core.request import Request
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native, quantize_gguf
+from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop

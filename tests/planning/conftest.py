@@ -12,7 +12,7 @@ from paceline.engines.loading import ModelOptions
 @pytest.fixture(autouse=True)
 def build(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say a build in the engines' place: keys hold it, and these tests run where no engine is installed."""
-    monkeypatch.setattr("paceline.planning.disk_cache._build", lambda name: f"{name} 1.0")
+    monkeypatch.setattr("paceline.planning.disk_cache.describe_library", lambda name: f"{name} 1.0")
 
 
 @pytest.fixture

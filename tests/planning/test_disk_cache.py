@@ -214,7 +214,7 @@ def test_the_key_changes_with_all_that_changes_costs(
     monkeypatch.setattr(elsewhere, "description", "scripted model on CUDA0", raising=False)
     others.add(name(chosen_engine=elsewhere))
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.planning.disk_cache._build", lambda name: f"another {name}")
+        patch.setattr("paceline.planning.disk_cache.describe_library", lambda name: f"another {name}")
         others.add(name())
     with monkeypatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 4096)

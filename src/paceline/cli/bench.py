@@ -27,7 +27,6 @@ from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, ch
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_pair
-from paceline.cli.engines import open_engines
 from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
@@ -47,6 +46,7 @@ from paceline.engines.loading import ModelOptions, foreseen_context_length, read
 from paceline.engines.slow_passes import slow_passes
 from paceline.environment import ModelChoice
 from paceline.machine import machine
+from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft
 from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
@@ -271,7 +271,7 @@ def bench(
         hold_interrupts() as interrupted,
         Worker() as worker,
         # All that runs models has to happen in one thread: native code keeps threads for each that calls it.
-        worker.entered(open_engines(target_options, draft_options)) as pair,
+        worker.entered(managed_pair(target_options, draft_options)) as pair,
         _Progress(remaining_s) as progress,
     ):
         draft_vocab: DraftVocab = "auto" if draft_options is None else draft_options.draft_vocab

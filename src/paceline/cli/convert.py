@@ -114,7 +114,7 @@ def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) 
 
 
 def _check_gguf_destination(destination: Path, file_type: str, *, force: bool) -> None:
-    from paceline.engines.llama_cpp.quantize import file_types
+    from paceline.conversion.quantize import file_types
 
     if file_type not in (*_WEIGHT_TYPES, *file_types()):
         raise InputError(f"file type {file_type!r} (--type) is unknown; choose from {', '.join(file_types())}")
@@ -135,7 +135,7 @@ def _to_gguf(
 ) -> None:
     from paceline.atomic_output import check_parent, temporary_folder
     from paceline.conversion.convert import exact_dtype, folder_to_gguf
-    from paceline.engines.llama_cpp.quantize import quantize_gguf
+    from paceline.conversion.quantize import quantize_gguf
 
     def write(path: Path, dtype: str) -> None:
         with stage_progress() as report:

@@ -25,6 +25,7 @@ from paceline.comparison import Stopped
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
+from paceline.engines.libraries import offload_devices
 from paceline.engines.loading import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.machine import machine
@@ -40,7 +41,6 @@ from paceline.pairs.measures import ALL, Ratio
 from paceline.pairs.page import render
 from paceline.pairs.prediction import Interval, Prediction, Speed
 from paceline.pairs.samples import file_samples, heldout_samples
-from paceline.planning.disk_cache import offload_devices
 from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import json_text, printable, printable_line
 

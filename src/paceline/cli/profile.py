@@ -20,7 +20,6 @@ from rich.text import Text
 from paceline.atomic_output import atomic_file
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_pair
-from paceline.cli.engines import open_engines
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
     ENVIRONMENT_NOTE,
@@ -35,6 +34,7 @@ from paceline.core.errors import InputError
 from paceline.core.extras import missing
 from paceline.engines.base import Engine
 from paceline.environment import ModelChoice
+from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
@@ -124,7 +124,7 @@ def profile_command(
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         hold_interrupts() as interrupted,
         _show_progress(interrupted) as report,
-        open_engines(target_options, draft_options, force=force, report=report) as pair,
+        managed_pair(target_options, draft_options, force=force, report=report) as pair,
     ):
         report(0.0)
         _check_widths(pair.target, wanted or [])

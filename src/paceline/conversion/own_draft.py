@@ -72,7 +72,7 @@ class OwnDraft:
     def __post_init__(self) -> None:
         if self.file_type is None:
             return
-        from paceline.engines.llama_cpp.quantize import file_types
+        from paceline.conversion.quantize import file_types
 
         known = self.file_type.upper()
         if known not in file_types():
@@ -166,7 +166,7 @@ class OwnDraftFile:
             InputError: its type takes an importance matrix.
             ModelFileError: the target cannot be read.
         """
-        from paceline.engines.llama_cpp.quantize import quantized_bytes
+        from paceline.conversion.quantize import quantized_bytes
 
         return quantized_bytes(self.target, self.file_type) or self.target_bytes
 
@@ -190,7 +190,7 @@ class OwnDraftFile:
         """
         if self.is_there():
             return self.path
-        from paceline.engines.llama_cpp.quantize_apart import quantize_apart
+        from paceline.conversion.quantize_apart import quantize_apart
 
         folder = self.path.parent
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -22,7 +21,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from paceline.atomic_output import atomic_file
 from paceline.core.errors import InputError
 from paceline.engines.base import Engine
-from paceline.engines.loading import EngineName, ModelOptions, engine_for
+from paceline.engines.libraries import describe_library, offload_devices
+from paceline.engines.loading import ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 from paceline.machine import processor
 from paceline.models.files import OF_DAMAGED_ENTRIES, read_text
@@ -171,7 +171,7 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
     return {
         "file": fingerprint(path),
         "engine": name,
-        "build": _build(name),
+        "build": describe_library(name),
         "threads": options.threads,
         "threads_batch": options.threads_batch,
         "flash_attention": options.flash_attention,
@@ -185,31 +185,6 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
         "override_tensors": [list(pair) for pair in options.override_tensors],
         "dtype": options.dtype,
     }
-
-
-def offload_devices(options: ModelOptions) -> list[str]:
-    """Return the devices that llama.cpp could put a model's layers on, where it runs the model."""
-    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
-        return []
-    from paceline.engines.llama_cpp import native
-
-    native.initialize()
-    return list(native.offload_devices())
-
-
-def _build(name: EngineName) -> str:
-    if name == "llama_cpp":
-        # The engine's package says in one line where the library does not load; the binding does not.
-        importlib.import_module("paceline.engines.llama_cpp")
-        import llama_cpp
-
-        features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
-        return f"llama-cpp-python {llama_cpp.__version__}: {features}"
-    import torch
-    import transformers
-
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"torch {torch.__version__}, transformers {transformers.__version__}, GPUs {gpus}"
 
 
 def _machine() -> dict[str, Any]:

@@ -130,7 +130,7 @@ def folder_to_gguf(
     """Write a Hugging Face folder as a GGUF file, tokenizer included; it appears only when it is complete.
 
     For a quantised file, write one of these types first and call
-    :func:`paceline.engines.llama_cpp.quantize.quantize_gguf` on it.
+    :func:`paceline.conversion.quantize.quantize_gguf` on it.
 
     Args:
         folder: of a ``LlamaForCausalLM``, or a ``MistralForCausalLM`` without sliding window.

@@ -61,7 +61,7 @@ def banning_block(kind: gguf.GGMLQuantizationType) -> Bytes:
 def _make_block(value: float, kind: gguf.GGMLQuantizationType) -> Bytes:
     from gguf import GGML_QUANT_SIZES
 
-    from paceline.engines.llama_cpp.quantize import quantize_rows
+    from paceline.conversion.quantize import quantize_rows
 
     block = np.zeros((1, GGML_QUANT_SIZES[kind][0]), np.float32)
     block[0, 0] = value

@@ -148,7 +148,7 @@ def _inflate_gguf(
     vocab_size: int | None,
     report: StageReport,
 ) -> None:
-    from paceline.engines.llama_cpp.quantize import quantize_gguf
+    from paceline.conversion.quantize import quantize_gguf
 
     original = LlamaFile(source)
     shape = fit_shape(original.shape, shape, vocab_size)
@@ -374,7 +374,7 @@ def _quantise_rows(
     original: GGUFTensor, columns: Indices, scale: float, kind: gguf.GGMLQuantizationType
 ) -> Callable[[Indices], Bytes]:
     """Return what gives rows quantised anew, from the source's own weights."""
-    from paceline.engines.llama_cpp.quantize import quantize_rows
+    from paceline.conversion.quantize import quantize_rows
 
     used = columns != NOTHING
 

@@ -7,7 +7,6 @@
     vocabulary.py   text to tokens and back
     native.py       the shared libraries: log, devices, files that do not load
     remarks.py      which of llama.cpp's warnings a user has to know
-    quantize.py     one GGUF file into another; quantize_apart.py has another process do it
 """
 
 from paceline.core.errors import CapabilityError
@@ -15,7 +14,6 @@ from paceline.core.errors import CapabilityError
 try:
     from paceline.engines.llama_cpp.engine import LlamaCppEngine
     from paceline.engines.llama_cpp.loading import LlamaCppConfig
-    from paceline.engines.llama_cpp.quantize import quantize_gguf
     from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 except (ImportError, OSError, RuntimeError) as error:  # the binding raises each of them for a library it cannot load
     raise CapabilityError(
@@ -23,4 +21,4 @@ except (ImportError, OSError, RuntimeError) as error:  # the binding raises each
         "pip install --force-reinstall --no-cache-dir llama-cpp-python"
     ) from error
 
-__all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine", "quantize_gguf"]
+__all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine"]

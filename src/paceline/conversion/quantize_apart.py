@@ -46,7 +46,7 @@ _MARK: Final = b"paceline "
 _PROGRAM: Final = """
 import sys
 sys.path[:] = sys.argv[4:]
-from paceline.engines.llama_cpp.quantize_apart import quantize_as_told
+from paceline.conversion.quantize_apart import quantize_as_told
 quantize_as_told(*sys.argv[1:4])
 """
 
@@ -64,7 +64,7 @@ def quantize_apart(
     Args:
         source: a GGUF file, of a split model the first part; all parts become one file.
         destination: file to write or replace.
-        file_type: as for :func:`~paceline.engines.llama_cpp.quantize.quantize_gguf`.
+        file_type: as for :func:`~paceline.conversion.quantize.quantize_gguf`.
         begin: is told, before anything is written, how many bytes it will be. What it raises ends it.
         report: is told some times a second how many bytes of how many there are, 0 of 0 until that is known. What it
             raises ends it.
@@ -180,7 +180,7 @@ def quantize_as_told(source: str, partial: str, file_type: str) -> None:
         partial: path of the file to write.
         file_type: to write it in.
     """
-    from paceline.engines.llama_cpp.quantize import quantize_into, quantized_bytes
+    from paceline.conversion.quantize import quantize_into, quantized_bytes
 
     written = Path(partial)
     try:

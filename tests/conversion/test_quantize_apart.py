@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.conversion import quantize_apart
+from paceline.conversion.quantize import file_types, quantize_gguf, quantized_bytes
 from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.llama_cpp import quantize_apart, quantize_gguf
-from paceline.engines.llama_cpp.quantize import file_types, quantized_bytes
 from paceline.models.embedded import embedded_draft, embedded_target
 
 DRAFT, TARGET = embedded_draft(), embedded_target()
