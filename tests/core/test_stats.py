@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import pickle
+from collections import Counter
 
 import pytest
 
@@ -68,3 +69,26 @@ def test_phases_add_up() -> None:
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.2, 1.0), (0.21, 2.0), (0.5, 3.0), (0.95, 5.0), (1.0, 5.0)])
 def test_percentile_is_the_nearest_rank(share: float, value: float) -> None:
     assert percentile([5.0, 1.0, 3.0, 2.0, 4.0], share) == value
+
+
+def test_figures_come_under_the_names_of_a_format_in_milliseconds_where_these_say_so() -> None:
+    stats = RequestStats(prompt_s=2.0, draft_s_by_source={"suffix": 0.5}, off_rounds=Counter({"prompts": 1}))
+    stats.phases.verify_s = 0.25
+    names = {
+        "prompt_ms": "prompt_s",
+        "seconds": "prompt_s",
+        "draft_ms_by_source": "draft_s_by_source",
+        "verify_ms": "phases.verify_s",
+        "queue_ms": "queue_s",
+        "off": "off_rounds",
+    }
+
+    assert stats.as_dict(names) == {
+        "prompt_ms": 2000.0,
+        "seconds": 2.0,
+        "draft_ms_by_source": {"suffix": 500.0},
+        "verify_ms": 250.0,
+        "queue_ms": None,
+        "off": {"prompts": 1},
+    }
+    assert json.loads(json.dumps(stats.as_dict()))["prompt_ms"] == 2000.0

@@ -11,11 +11,13 @@ Definitions, used wherever paceline prints a number:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -130,6 +132,38 @@ class PlainTimes:
         self.high_s += high_s
 
 
+_NAMES: Final = {
+    "queue_ms": "queue_s",
+    "prompt_n": "prompt_tokens",
+    "prompt_ms": "prompt_s",
+    "prompt_per_second": "prompt_per_second",
+    "predicted_n": "predicted_tokens",
+    "predicted_ms": "decode_s",
+    "predicted_per_second": "predicted_per_second",
+    "rounds": "rounds",
+    "draft_n": "num_drafted",
+    "draft_n_accepted": "num_accepted",
+    "accept_share": "accept_share",
+    "acceptance_rate": "acceptance_rate",
+    "acceptance_length": "acceptance_length",
+    "drafted_by_source": "drafted_by_source",
+    "accepted_by_source": "accepted_by_source",
+    "gain": "gain",
+    "gain_low": "gain_low",
+    "gain_high": "gain_high",
+    "off_reason": "off_reason",
+    "draft_ms": "phases.draft_s",
+    "draft_ms_by_source": "draft_s_by_source",
+    "verify_ms": "phases.verify_s",
+    "sampling_ms": "phases.sampling_s",
+    "rest_ms": "phases.rest_s",
+}
+"""Figures of a request by what ``--json`` calls them; times are in milliseconds."""
+
+# Of two figures or more: of one it would return no tuple.
+_getter = functools.cache(lambda figures: attrgetter(*figures))
+
+
 @dataclass(slots=True)
 class RequestStats:
     """Counts and times of one request: plain data, ``json.dumps(dataclasses.asdict(stats))`` writes it.
@@ -210,6 +244,27 @@ class RequestStats:
         return (self.predicted_tokens - 1) / self.decode_s if self.decode_s > 0 else None
 
     @property
+    def prompt_per_token_s(self) -> float | None:
+        """Seconds for each token of the prompt."""
+        return self.prompt_s / self.prompt_tokens if self.prompt_tokens else None
+
+    @property
+    def predicted_per_token_s(self) -> float | None:
+        """Seconds of decoding for each token but the first."""
+        return self.decode_s / (self.predicted_tokens - 1) if self.predicted_tokens > 1 else None
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the request to its first token; ``None`` before that."""
+        return self.arrivals_s[0] - self.added_s if self.arrivals_s else None
+
+    @property
+    def mean_inter_token_s(self) -> float | None:
+        """Mean of :meth:`inter_token_s`; ``None`` before the second token."""
+        further = len(self.arrivals_s) - 1
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / further if further > 0 else None
+
+    @property
     def gain(self) -> float | None:
         """Times as fast as plain decoding: the estimate of plain decoding's time over ``decode_s``.
 
@@ -230,6 +285,21 @@ class RequestStats:
         return self.plain.high_s / self.decode_s if self.plain is not None and self.decode_s > 0 else None
 
     @property
+    def max_depth(self) -> int:
+        """Most draft tokens along a path that a walk judged."""
+        return max(self.tested_by_depth, default=-1) + 1
+
+    @property
+    def accepted_at_depths(self) -> list[int]:
+        """``[max_depth]`` drafts that were kept, the first token of a draft first."""
+        return [self.accepted_by_depth[depth] for depth in range(self.max_depth)]
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Accepted / judged at each depth that was judged, the first token of a draft first."""
+        return [self.accepted_by_depth[depth] / self.tested_by_depth[depth] for depth in sorted(self.tested_by_depth)]
+
+    @property
     def off_reason(self) -> OffReason | None:
         """Why nothing was drafted: the reason of most rounds, the first of them if several are of as many.
 
@@ -238,6 +308,22 @@ class RequestStats:
         if self.num_drafted or not self.off_rounds:
             return None
         return self.off_rounds.most_common(1)[0][0]
+
+    def as_dict(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return figures as JSON has them; by default those of ``paceline run --json``, under its names.
+
+        Args:
+            names: attributes and properties, such as ``prompt_s`` and ``phases.draft_s``, by their names in the result.
+                Where the latter have ``_ms``, seconds become milliseconds.
+        """
+        names = _NAMES if names is None else names
+        found = dict(zip(names, _getter(tuple(names.values()))(self), strict=True))
+        for name, value in found.items():
+            if isinstance(value, dict):
+                found[name] = {key: each * 1e3 for key, each in value.items()} if "_ms" in name else dict(value)
+            elif "_ms" in name and value is not None:
+                found[name] = value * 1e3
+        return found
 
     def inter_token_s(self) -> list[float]:
         """Return the gap before each token but the first, as a reader of the stream sees it, in seconds."""

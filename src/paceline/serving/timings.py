@@ -1,9 +1,12 @@
-"""What answers say of their time: llama-server's ``timings``, what speculation gave, and vLLM's ``metrics``."""
+"""What answers say of their time: llama-server's ``timings``, what speculation gave, and vLLM's ``metrics``.
+
+The figures are those of ``RequestStats``; the tables here say what each is called.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.core.params import SpeculationParams
 from paceline.core.request import Emission
@@ -14,41 +17,56 @@ from paceline.serving.prompts import token_piece
 if TYPE_CHECKING:
     from paceline.serving.answering import Choice
 
+_TIMINGS: Final = {
+    "cache_n": "cached_tokens",
+    "prompt_n": "prompt_tokens",
+    "prompt_ms": "prompt_s",
+    "prompt_per_token_ms": "prompt_per_token_s",
+    "prompt_per_second": "prompt_per_second",
+    "predicted_n": "predicted_tokens",
+    "predicted_ms": "decode_s",
+    "predicted_per_token_ms": "predicted_per_token_s",
+    "predicted_per_second": "predicted_per_second",
+}
+_DRAFTS: Final = {"draft_n": "num_drafted", "draft_n_accepted": "num_accepted"}
+
 
 def timings_of(stats: RequestStats) -> dict[str, Any]:
-    """Return llama-server's ``timings``, field for field; times in milliseconds.
+    """Return llama-server's ``timings``, field for field.
 
     The first token comes with the prompt, so speeds are over the tokens after it.
     """
-    prompt_ms, predicted_ms = stats.prompt_s * 1e3, stats.decode_s * 1e3
-    decoded = max(stats.predicted_tokens - 1, 0)
-    timings: dict[str, Any] = {
-        "cache_n": stats.cached_tokens,
-        "prompt_n": stats.prompt_tokens,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / stats.prompt_tokens if stats.prompt_tokens else 0.0,
-        "prompt_per_second": stats.prompt_per_second or 0.0,
-        "predicted_n": stats.predicted_tokens,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / decoded if decoded else 0.0,
-        "predicted_per_second": stats.predicted_per_second or 0.0,
-    }
-    if stats.num_drafted:
-        timings["draft_n"] = stats.num_drafted
-        timings["draft_n_accepted"] = stats.num_accepted
-    return timings
+    known = {name: 0.0 if value is None else value for name, value in stats.as_dict(_TIMINGS).items()}
+    return known | stats.as_dict(_DRAFTS) if stats.num_drafted else known
+
+
+_SPECULATION: Final = {
+    "drafted": "num_drafted",
+    "accepted": "num_accepted",
+    "rounds": "rounds",
+    "tau": "acceptance_length",
+    "acceptance_by_depth": "acceptance_by_depth",
+    "queue_ms": "queue_s",
+    "draft_ms": "phases.draft_s",
+    "verify_ms": "phases.verify_s",
+    "sampling_ms": "phases.sampling_s",
+    "rest_ms": "phases.rest_s",
+    "gain": "gain",
+    "gain_low": "gain_low",
+    "gain_high": "gain_high",
+    "off_rounds": "off_rounds",
+    "off_reason": "off_reason",
+}
 
 
 def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -> dict[str, Any]:
-    """Return what speculation cost and gave; times in milliseconds.
+    """Return what speculation cost and gave.
 
     Args:
         stats: of a finished answer.
         asked: how it was to be sped up.
         policy: what decides how much is drafted where the request does not say it.
     """
-    phases = stats.phases
-    names = sorted({*stats.drafted_by_source, *stats.draft_s_by_source})
     return {
         "policy": (asked.policy or policy) if asked.speculate else "plain",
         "verify": asked.verify,
@@ -58,28 +76,36 @@ def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -
                 "accepted": stats.accepted_by_source[name],
                 "draft_ms": stats.draft_s_by_source.get(name, 0.0) * 1e3,
             }
-            for name in names
+            for name in sorted({*stats.drafted_by_source, *stats.draft_s_by_source})
         },
-        "drafted": stats.num_drafted,
-        "accepted": stats.num_accepted,
-        "rounds": stats.rounds,
-        "tau": stats.acceptance_length,
-        "acceptance_by_depth": [
-            stats.accepted_by_depth[depth] / stats.tested_by_depth[depth] for depth in sorted(stats.tested_by_depth)
-        ],
-        "queue_ms": (stats.queue_s or 0.0) * 1e3,
-        "draft_ms": phases.draft_s * 1e3,
-        "verify_ms": phases.verify_s * 1e3,
-        "sampling_ms": phases.sampling_s * 1e3,
-        "rest_ms": phases.rest_s * 1e3,
-        "gain": stats.gain,
-        "gain_low": stats.gain_low,
-        "gain_high": stats.gain_high,
-        "off_rounds": dict(stats.off_rounds),
-        "off_reason": stats.off_reason,
+        **stats.as_dict(_SPECULATION),
         "off_reason_text": None if stats.off_reason is None else OFF_REASONS[stats.off_reason],
         "preemptions": stats.preemptions,
     }
+
+
+_VLLM: Final = {
+    "time_to_first_token_ms": "first_token_s",
+    "generation_time_ms": "decode_s",
+    "queue_time_ms": "queue_s",
+    "mean_itl_ms": "mean_inter_token_s",
+    "tokens_per_second": "predicted_per_second",
+}
+_VLLM_DRAFTS: Final = {
+    "mean_acceptance_length": "acceptance_length",
+    "draft_acceptance_rate": "accept_share",
+    "acceptance_histogram": "accepted_at_depths",
+    "num_spec_steps": "rounds",
+    "num_accepted_draft_tokens": "num_accepted",
+    "num_draft_tokens": "num_drafted",
+    "num_spec_tokens": "max_depth",
+}
+
+
+def metrics_of(stats: RequestStats) -> dict[str, Any]:
+    """Return vLLM's ``metrics`` of a finished answer, which benchmarking clients read."""
+    drafts = stats.as_dict(_VLLM_DRAFTS) if stats.num_drafted else None
+    return {**stats.as_dict(_VLLM), "speculative_decoding": drafts}
 
 
 def round_of(emission: Emission, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -106,30 +132,6 @@ def round_of(emission: Emission, vocabulary: Vocabulary) -> dict[str, Any]:
         ]
     # So far; the engine may be ahead of what is told here.
     return {**found, "gain": stats.gain, "gain_low": stats.gain_low, "gain_high": stats.gain_high}
-
-
-def metrics_of(stats: RequestStats) -> dict[str, Any]:
-    """Return vLLM's ``metrics`` of a finished answer, which benchmarking clients read; times in milliseconds."""
-    gaps = stats.inter_token_s()
-    first_s = stats.arrivals_s[0] - stats.added_s if stats.arrivals_s else None
-    longest = max(stats.tested_by_depth, default=-1) + 1
-    speculative = {
-        "mean_acceptance_length": stats.acceptance_length,
-        "draft_acceptance_rate": stats.accept_share,
-        "acceptance_histogram": [stats.accepted_by_depth[depth] for depth in range(longest)],
-        "num_spec_steps": stats.rounds,
-        "num_accepted_draft_tokens": stats.num_accepted,
-        "num_draft_tokens": stats.num_drafted,
-        "num_spec_tokens": longest,
-    }
-    return {
-        "time_to_first_token_ms": None if first_s is None else first_s * 1e3,
-        "generation_time_ms": stats.decode_s * 1e3,
-        "queue_time_ms": (stats.queue_s or 0.0) * 1e3,
-        "mean_itl_ms": sum(gaps) / len(gaps) * 1e3 if gaps else None,
-        "tokens_per_second": stats.predicted_per_second,
-        "speculative_decoding": speculative if stats.num_drafted else None,
-    }
 
 
 def usage_of(choices: Sequence[Choice], *, reads_only: bool) -> dict[str, Any]:
