@@ -15,9 +15,9 @@ from typing import Any
 import gguf
 import numpy as np
 
+from paceline.conversion.llama import LlamaShape
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
-from paceline.models.llama import LlamaShape
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 

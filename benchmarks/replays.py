@@ -255,7 +255,7 @@ def _figures(
 ) -> dict[str, Any]:
     stopwatch = Stopwatch(policy)
     result = replay(group, stopwatch, profile, drafters=names)
-    shares, share = result.shares_of(best_s)
+    shares, share = result.oracle_shares(best_s)
     return {
         "tokens_per_second": result.tokens_per_second,
         "rounds": result.rounds,

@@ -1,7 +1,7 @@
 """What the model pair is worth for speculation: how well it predicts, how often both agree, how its own text behaves.
 
 ``python -m benchmarks pair`` runs it. One text follows the files like this: ``command.py`` cuts prompts from the
-held-out texts, ``evaluation.py`` takes each through every measurement, :mod:`paceline.pairs.logit_rows` reads given
+held-out texts, ``evaluation.py`` takes each through every measurement, ``logit_rows.py`` reads given
 tokens with both models, ``live.py`` lets the pair write, :mod:`paceline.pairs.measures` turns counts into figures,
 ``report.py`` shows them.
 """

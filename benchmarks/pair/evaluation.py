@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pair.live import LiveText, write
+from benchmarks.pair.logit_rows import count_copied, measure_loss, read_paired_rows, row_acceptance
 from paceline.api import Model
 from paceline.bench.repetition import is_repetitive
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
-from paceline.pairs.logit_rows import count_copied, measure_loss, read_paired_rows, row_acceptance
 from paceline.pairs.measures import ALL, Depth, Ratio, Share, Tally, depths
 
 CONTEXT_TOKENS = 512

@@ -24,6 +24,7 @@ from benchmarks.pair.evaluation import (
     work,
 )
 from benchmarks.pair.live import write
+from benchmarks.pair.logit_rows import read_paired_rows
 from benchmarks.pair.report import markdown, print_tables, tables
 from rich.console import Console
 from typer.testing import CliRunner
@@ -36,7 +37,6 @@ from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.pairs.logit_rows import read_paired_rows
 from paceline.pairs.measures import (
     ALL,
 )

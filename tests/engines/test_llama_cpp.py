@@ -1085,7 +1085,6 @@ def test_an_answer_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
 def test_what_the_vocabulary_says_of_itself(engine: LlamaCppEngine) -> None:
     vocabulary = engine.vocabulary
     assert (vocabulary.kind, vocabulary.size, vocabulary.end_ids) == ("bpe", 4096, frozenset({0}))
-    assert not vocabulary.strips_leading_space
     with pytest.raises(InputError, match="character 2"):
         vocabulary.tokenize("ab\ud83d")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.pair.logit_rows import row_acceptance
 
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
-from paceline.pairs.logit_rows import row_acceptance
 from paceline.pairs.measures import ALL, Tally, coupled_acceptance, depths, ratio, share
 from tests.pairs.helpers import noisy_model
 

@@ -145,7 +145,7 @@ def test_no_policy_beats_it(curve: str) -> None:
         best_s = oracle_s(recording, costs)
         for name, policy in policies().items():
             result = replay([recording], policy, costs)
-            shares, share = result.shares_of([best_s])
+            shares, share = result.oracle_shares([best_s])
             assert share == shares[0] <= 1.0 + 1e-9, name
             assert share > 0.1
 

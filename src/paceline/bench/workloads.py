@@ -1,7 +1,8 @@
 """What is measured on: kinds of text from the held-out pieces that ship with the package, cut for any model's tokens.
 
-A *forced* workload makes the target follow a given text at full cost (``forcing.py``); its name says so. A workload
-yields tasks for as long as there is text; a task whose plain answer loops is left out by the runner, and counted.
+A *forced* workload makes the target follow a given text at full cost (``forced_verifier.py``); its name says so. A
+workload yields tasks for as long as there is text; a task whose plain answer loops is left out by the runner, and
+counted.
 """
 
 from __future__ import annotations

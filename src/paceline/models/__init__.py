@@ -1,1 +1,1 @@
-"""The model pair that travels with the package."""
+"""Files of models: found by path, by name or on the hub, and what their headers say."""

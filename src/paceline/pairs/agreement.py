@@ -8,22 +8,25 @@ is counted how far the draft's own chains follow the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from paceline.core.arrays import Float64Array, Int64Array
+from paceline.core.arrays import Float64Array, FloatArray, Int64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
-from paceline.pairs.answers import Place, WrittenAnswer, place_of
-from paceline.pairs.logit_rows import fit_width, read_rows
+from paceline.engines.reading import read_rows
+from paceline.pairs.answers import Place, WrittenAnswer, read_place
 from paceline.pairs.measures import Depth, Ratio, Tally, coupled_acceptance, depths
 
 if TYPE_CHECKING:
     from paceline.engines.base import Engine
     from paceline.replaying.recording import Recording
+
+MAX_CHUNK: Final = 64
+"""Rows read in one pass: few enough that those of a large vocabulary fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +67,31 @@ def measure_agreement(
     for each in written:
         token_ids = [*each.task.prompt_ids, *each.token_ids]
         sums = [0.0, 0.0, 0.0]
-        places = iter(each.places)
-        for chunk in read_rows(draft, token_ids, len(each.task.prompt_ids)):
-            for borrowed in chunk:
-                row = fit_width(borrowed, target_vocab_size)
-                row[masked] = -np.inf
-                ours, theirs = next(places), place_of(sampler, row)
-                for index, value in enumerate(_compare(ours, theirs)):
-                    sums[index] += value
+        rows = predicting_rows(draft, token_ids, len(each.task.prompt_ids))
+        for place, read in zip(each.places, rows, strict=True):
+            row = fit_width(read, target_vocab_size)
+            row[masked] = -np.inf
+            for index, value in enumerate(_compare(place, read_place(sampler, row))):
+                sums[index] += value
         for tally, total in zip(tallies, sums, strict=True):
             tally.add(each.task.workload, total, len(each.token_ids))
     return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
+
+
+def predicting_rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[FloatArray]:
+    """Read a text and yield a row ``[vocab]`` for each of its tokens from index ``first`` on, which predicts it.
+
+    The engine needs a sequence to spare; ``first`` is at least 1, as nothing predicts the first token.
+    """
+    width = min(MAX_CHUNK, engine.capabilities.max_rows, engine.capabilities.max_outputs)
+    return read_rows(engine, token_ids[:-1], width, first_wanted=first - 1)
+
+
+def fit_width(row: FloatArray, width: int) -> FloatArray:
+    """Return a draft's row as long as the target's: a draft never proposes tokens that the target does not have."""
+    if len(row) >= width:
+        return row[:width]
+    return np.concatenate((row, np.full(width - len(row), -np.inf, dtype=row.dtype)))
 
 
 def measure_survival(recordings: Sequence[Recording], drafter: str, kinds: Sequence[str]) -> dict[str, list[Depth]]:

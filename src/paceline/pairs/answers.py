@@ -202,13 +202,13 @@ class _RecordingVerifier:
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         def noted(node: int) -> FloatArray:
             row = row_logits(node)
-            self.places.append(place_of(self.sampler, row))
+            self.places.append(read_place(self.sampler, row))
             return row
 
         return self._inner.walk(tree, num_rows, noted, history)
 
 
-def place_of(sampler: RowSampler, row: FloatArray) -> Place:
+def read_place(sampler: RowSampler, row: FloatArray) -> Place:
     """Return what a token is drawn from where a row of logits ``[vocab]`` stands; without penalties."""
     probs = probabilities(sampler.candidates(row, ()), len(row), greedy=sampler.params.greedy)
     ids = np.flatnonzero(probs)

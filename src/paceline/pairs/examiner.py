@@ -31,9 +31,8 @@ from paceline.engines.loading import ModelOptions, open_vocabulary
 from paceline.environment import in_flags
 from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe
-from paceline.pairs.agreement import Agreement, measure_agreement, measure_survival
+from paceline.pairs.agreement import MAX_CHUNK, Agreement, measure_agreement, measure_survival
 from paceline.pairs.answers import Answers, WrittenAnswer
-from paceline.pairs.logit_rows import MAX_CHUNK
 from paceline.pairs.measures import ALL, Depth
 from paceline.pairs.prediction import (
     ALL_DRAFTERS,
@@ -203,7 +202,7 @@ class Examiner:
             )
             profile = worker.call(lambda: self._measure_profile(engines, pair))
             steps = StepSeconds(profile, engines.target.vocabulary.size, self._calibration_tokens(profile))
-            plan = plan_of(
+            plan = choose_plan(
                 steps, ends_s - time.monotonic(), lambda texts, tokens: self._missing(engines, texts, tokens)
             )
             written, is_late = self._write_answers(engines, plan, steps, ends_s)
@@ -430,7 +429,7 @@ class StepSeconds:
         return plan.texts * self.text_s(plan.tokens, plan.depth) + plan.calibrates * self.calibration_s
 
 
-def plan_of(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int]) -> Plan:
+def choose_plan(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int]) -> Plan:
     """Return the most that is forecast to fit into the time there is; the least where nothing does.
 
     Args:

@@ -205,7 +205,7 @@ class _NotingPolicy(PolicyBase):
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Note what was proposed, and drop it."""
         for tree in trees:
-            self.chains.append(_chain_of(tree, self._name))
+            self.chains.append(_read_chain(tree, self._name))
             tree.keep((ROOT,))
 
     def observe(self, record: RoundRecord) -> None:
@@ -229,7 +229,7 @@ def _check_shape(depth: int, siblings: int) -> None:
         raise InputError(f"recording of depth {depth} with {siblings} siblings: both are at least 1")
 
 
-def _chain_of(tree: DraftTree, name: str) -> Chain:
+def _read_chain(tree: DraftTree, name: str) -> Chain:
     """Read a drafter's own tree: the first proposal of each position leads on."""
     levels = []
     node, num_nodes = ROOT, 0

@@ -147,7 +147,7 @@ class Recording:
                 raise ValueError(f"{len(trace.chains)} positions of {trace.name} in {len(self.token_ids)} tokens")
 
 
-def evidence_of(level: Level, index: int) -> Evidence:
+def read_evidence(level: Level, index: int) -> Evidence:
     """Return what the drafter knew of one proposal of a level."""
     return Evidence(level.probability, level.match_length, level.count, level.margins[index], level.resumed)
 

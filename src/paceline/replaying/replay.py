@@ -94,7 +94,7 @@ class ReplayResult:
         drafted = sum(request.num_drafted for request in self.requests)
         return sum(request.num_accepted for request in self.requests) / drafted if drafted else None
 
-    def shares_of(self, oracle_seconds: Sequence[float]) -> tuple[list[float], float]:
+    def oracle_shares(self, oracle_seconds: Sequence[float]) -> tuple[list[float], float]:
         """Return the oracle's time over the policy's, for each request and for all; 1 is the best there is.
 
         Args:

@@ -12,7 +12,7 @@ from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import ForwardOutput
 from paceline.replaying.models import ReplayEngine
-from paceline.replaying.recording import Chain, DrafterTrace, evidence_of
+from paceline.replaying.recording import Chain, DrafterTrace, read_evidence
 
 
 class ReplayModelDrafter(DraftModelDrafter):
@@ -87,7 +87,7 @@ class ReplayFreeDrafter:
                 if level.probability is not None and level.probability < budget.min_probability:
                     break
                 nodes = [
-                    job.tree.add(node, token_id, self.name, evidence_of(level, index))
+                    job.tree.add(node, token_id, self.name, read_evidence(level, index))
                     for index, token_id in enumerate(level.token_ids[: budget.siblings])
                 ]
                 node = nodes[0]

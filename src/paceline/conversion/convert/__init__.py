@@ -21,7 +21,7 @@ import numpy as np
 from paceline.atomic_output import atomic_file, atomic_folder, check_parent, check_room
 from paceline.conversion.convert.dtypes import encode, stored_type, weight_type
 from paceline.conversion.convert.end_tokens import choose_end_keys
-from paceline.conversion.convert.llama import (
+from paceline.conversion.convert.llama_settings import (
     Weight,
     add_settings_to_gguf,
     check_folder_can_hold,
@@ -34,9 +34,9 @@ from paceline.conversion.convert.llama import (
 from paceline.conversion.convert.safetensors_files import SHARD_BYTES, PlannedTensor, read_tensors, write_tensors
 from paceline.conversion.convert.tokenizer_json import read_folder_vocabulary, write_tokenizer
 from paceline.conversion.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf, read_gguf_vocabulary
+from paceline.conversion.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.files import check_new_folder, explain_damaged_entries, read_json, write_json
-from paceline.models.llama import ARCHITECTURE, ROPE_DIVISORS, LlamaFile, check_tensors
 from paceline.models.weight_files import check_model_folder
 
 if TYPE_CHECKING:

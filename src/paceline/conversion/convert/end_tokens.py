@@ -17,8 +17,8 @@ from typing import Final
 import gguf
 
 from paceline.conversion.convert.vocabulary import TokenizerTables, add_vocabulary_to_gguf
+from paceline.conversion.llama import ARCHITECTURE
 from paceline.core.errors import InputError, ModelWarning
-from paceline.models.llama import ARCHITECTURE
 from paceline.vocabularies.turns import END_OF_TURN
 
 _END_OF_MESSAGE: Final = frozenset({"<|eom_id|>"})

@@ -15,7 +15,7 @@ from paceline.conversion.inflate.shape import (
     preset_shape,
 )
 from paceline.conversion.inflate.writer import as_gguf, inflate
-from paceline.models.llama import LlamaShape
+from paceline.conversion.llama import LlamaShape
 
 __all__ = [
     "FILE_TYPES",

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conversion.inflate.shape import MULTIPLE, first_free_block, is_sensitive_layer
-from paceline.models.llama import LlamaShape
+from paceline.conversion.llama import LlamaShape
 
 Indices = npt.NDArray[np.int64]
 

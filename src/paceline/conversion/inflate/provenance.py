@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from paceline.conversion.llama import LlamaShape
 from paceline.core.errors import ModelFileError
 from paceline.models.gguf_header import read_gguf_header
-from paceline.models.llama import LlamaShape
 
 PREFIX: Final = "paceline.inflate."
 """Beginning of the metadata keys that say how a file was inflated."""

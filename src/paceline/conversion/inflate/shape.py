@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import prod
 from typing import Final, NamedTuple
 
+from paceline.conversion.llama import EMBEDDINGS, OUTPUT, LlamaShape
 from paceline.core.errors import InputError
-from paceline.models.llama import EMBEDDINGS, OUTPUT, LlamaShape
 
 _MAX_LAYERS: Final = 512
 """``LLAMA_MAX_LAYERS``: llama.cpp loads no model that has more."""

@@ -34,8 +34,7 @@ from paceline.conversion.inflate.shape import (
     fit_shape,
     matrix_type,
 )
-from paceline.core.errors import InputError, ModelFileError
-from paceline.models.llama import (
+from paceline.conversion.llama import (
     EMBEDDINGS,
     OUTPUT,
     OUTPUT_NORM,
@@ -44,6 +43,7 @@ from paceline.models.llama import (
     LlamaShape,
     layer_tensor,
 )
+from paceline.core.errors import InputError, ModelFileError
 
 if TYPE_CHECKING:
     import gguf
@@ -106,7 +106,7 @@ def inflate(
             return
         from paceline.conversion.convert import gguf_to_folder
         from paceline.conversion.convert.dtypes import weight_type
-        from paceline.conversion.convert.llama import check_folder_can_hold
+        from paceline.conversion.convert.llama_settings import check_folder_can_hold
 
         weight_type(file_type)  # before the work: a folder holds floats only
         shape = fit_shape(LlamaFile(gguf_source).shape, shape, vocab_size)

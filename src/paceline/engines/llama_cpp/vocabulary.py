@@ -156,16 +156,6 @@ class GgufVocabulary:
         return single_characters(token_ids, self.token_bytes, self.control_ids)
 
     @cached_property
-    def strips_leading_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text, as SentencePiece models do.
-
-        The bytes of such a text's tokens then start with a space the text does not have: take it off when turning a
-        *whole* text back, and leave it when the tokens continue another text, as generated ones do.
-        """
-        first = self.tokenize("a", add_special=False)
-        return bool(first) and b"".join(map(self.token_bytes, first)).startswith(b" ")
-
-    @cached_property
     def _opening_ids(self) -> list[int]:
         """What the tokenizer puts before a text. What some tokenizers put after a text is left out.
 

@@ -16,10 +16,10 @@ from paceline.conversion.convert.rope import (
     recover_llama3,
     rope_to_config,
 )
+from paceline.conversion.llama import EMBEDDINGS, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, LlamaFile, LlamaShape
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.numbers import shown
 from paceline.models.gguf_checks import LARGEST_VOCABULARY, MAX_LAYERS
-from paceline.models.llama import EMBEDDINGS, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, LlamaFile, LlamaShape
 
 if TYPE_CHECKING:
     from paceline.models.gguf_file import Floats

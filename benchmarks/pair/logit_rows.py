@@ -1,0 +1,71 @@
+"""Both models reading given tokens: every row of logits side by side, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.arrays import Float64Array, FloatArray
+from paceline.core.sampling import RowSampler, probabilities
+from paceline.engines.base import Engine
+from paceline.pairs.agreement import fit_width, predicting_rows
+from paceline.pairs.measures import coupled_acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Loss on a text.
+
+    Attributes:
+        nats: summed over the tokens after the first, which nothing predicts.
+        tokens: how many those are.
+        num_bytes: bytes of text that they stand for.
+    """
+
+    nats: float
+    tokens: int
+    num_bytes: int
+
+
+def read_paired_rows(
+    target: Engine, draft: Engine, token_ids: Sequence[int], first: int = 1
+) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+    """Yield (index, target's row, draft's row) for the tokens from ``first`` on; both rows are ``[target vocab]``."""
+    width = target.vocabulary.size
+    rows = zip(predicting_rows(target, token_ids, first), predicting_rows(draft, token_ids, first), strict=True)
+    for index, (target_row, draft_row) in enumerate(rows, first):
+        yield index, target_row, fit_width(draft_row, width)
+
+
+def measure_loss(engine: Engine, token_ids: Sequence[int]) -> Loss:
+    """Return an engine's loss on a text."""
+    nats = 0.0
+    for row, token_id in zip(predicting_rows(engine, token_ids), token_ids[1:], strict=True):
+        largest = row.max()
+        nats += float(np.log(np.exp(row - largest).sum(dtype=np.float64)) + largest - np.float64(row[token_id]))
+    spell = engine.vocabulary.token_bytes
+    return Loss(nats, len(token_ids) - 1, sum(len(spell(token_id)) for token_id in token_ids[1:]))
+
+
+def row_acceptance(target_row: FloatArray, draft_row: FloatArray, sampler: RowSampler) -> float:
+    """Return the chance that the coupled verifier accepts the draft's proposal where these two rows stand.
+
+    Of vocabularies too large for every token to draw noise of its own it leaves out what the shared tail changes.
+    """
+    if sampler.params.greedy:
+        return float(target_row.argmax() == draft_row.argmax())
+    target_probs, draft_probs = (_distribution(sampler, row) for row in (target_row, draft_row))
+    return coupled_acceptance(target_probs, draft_probs)
+
+
+def count_copied(engine: Engine, context: Sequence[int], continuation: Sequence[int]) -> int:
+    """Return how many tokens of ``continuation`` are the largest logit after ``context`` and those before them."""
+    token_ids = [*context, *continuation]
+    guesses = [int(row.argmax()) for row in predicting_rows(engine, token_ids, first=len(context))]
+    return sum(guess == token_id for guess, token_id in zip(guesses, continuation, strict=True))
+
+
+def _distribution(sampler: RowSampler, row: FloatArray) -> Float64Array:
+    return probabilities(sampler.candidates(row, ()), len(row), greedy=False)
