@@ -34,14 +34,14 @@ from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.hub.reference import HubModel, HubOptions
 from paceline.models.registry import CACHE_VARIABLE
-from paceline.options import REQUEST_PARTS, GenerateOptions, as_options, read_options
+from paceline.options import REQUEST_PARTS, GenerateOptions, read_options
 from paceline.server_options import ServerOptions
 
 
 def test_every_option_may_be_left_out_or_none() -> None:
     nothing = dict.fromkeys(GenerateOptions.__annotations__.keys() - {"constraint"})
     for options in ({}, nothing):
-        params, rules, speculation, cache, logprobs = read_options(options)
+        params, rules, speculation, cache, logprobs = read_options(options).parts
         assert params == SamplingParams(seed=params.seed)
         assert (rules, speculation, cache) == (StopRules(), SpeculationParams(), CacheParams())
         assert logprobs == LogprobParams(None, False)
@@ -63,7 +63,7 @@ def test_options_reach_the_part_they_belong_to() -> None:
             "preserved_ids": np.array([7, 8]),
             "reasoning_budget": ReasoningBudget(5, (7,), (8,)),
         }
-    )
+    ).parts
     assert cache == CacheParams(False, "a tenant")
     assert logprobs == LogprobParams(5, True)
     budget = ReasoningBudget(5, (7,), (8,))
@@ -191,13 +191,14 @@ def test_the_environment_may_name_models_of_the_hub() -> None:
         from_environment({"PACELINE_HF_REPO": "m"})
 
 
-def test_what_a_request_asks_for_can_be_asked_for_again() -> None:
-    request = read_options(
-        {"temperature": 0.5, "stop": "a", "drafters": ["suffix"], "logit_bias": {3: 1.0}, "logprobs": 2}
-    )
-    assert read_options(as_options(*request)) == request
-    assert as_options(*request, only={"temperature", "stop"}) == {"temperature": 0.5, "stop": ("a",)}
-    assert as_options(request.rules) == {"max_tokens": 256, "stop": ("a",), "ignore_end": False, "preserved_ids": ()}
+def test_single_options_of_a_request_are_replaced_in_their_parts() -> None:
+    request = read_options({"temperature": 0.5, "seed": 3, "stop": "a", "drafters": ["suffix"], "logprobs": 2})
+    changed = request.replaced({"choice": 1, "preserved_ids": [7], "client": "c"})
+    assert changed.params == SamplingParams(temperature=0.5, seed=3, choice=1)
+    assert (changed.rules, changed.cache) == (StopRules(stop=("a",), preserved_ids=(7,)), CacheParams(client="c"))
+    assert (changed.speculation, changed.logprobs) == (request.speculation, request.logprobs)
+    with pytest.raises(InputError, match="choice -1"):
+        request.replaced({"choice": -1})
 
 
 def test_the_environment_sets_what_the_table_has() -> None:

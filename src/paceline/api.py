@@ -24,7 +24,7 @@ from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
 from paceline.core.numbers import token_ids, whole_number
-from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName, read_seed
+from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
@@ -37,7 +37,7 @@ from paceline.model_pair import open_pair
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.registry import resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from paceline.options import GenerateOptions, read_options
+from paceline.options import GenerateOptions, RequestOptions, read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
@@ -181,7 +181,7 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
-        return self._start(prompt, options)
+        return self._start(prompt, self._read_options(options))
 
     def choices(self, prompt: Prompt, count: int, **options: Unpack[GenerateOptions]) -> list[Generation]:
         """Return several answers to one prompt.
@@ -202,13 +202,12 @@ class Model:
             raise InputError(f"{count} choices: the least is 1")
         if options.get("choice") is not None:
             raise InputError(f"choice {options['choice']} of {count} choices: leave it out, or generate that one alone")
-        each = options.copy()
-        each["seed"] = read_seed(each.get("seed"))
+        request = self._read_options(options)
         with ExitStack() as written:
             streams: list[Stream] = []
             for choice in range(count):
-                each["choice"] = choice
-                streams.append(written.enter_context(self.stream(streams[0].prompt_ids if streams else prompt, **each)))
+                again = streams[0].prompt_ids if streams else prompt
+                streams.append(written.enter_context(self._start(again, request.replaced({"choice": choice}))))
             return [stream.result() for stream in streams]
 
     async def agenerate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
@@ -228,7 +227,7 @@ class Model:
         """
         from paceline.async_streams import AsyncStream  # asyncio takes a while to import
 
-        return AsyncStream(*self._submission(lambda: self._prompt_ids(prompt), options))
+        return AsyncStream(*self._submit(lambda: self._prompt_ids(prompt), self._read_options(options)))
 
     def chat(
         self,
@@ -274,7 +273,8 @@ class Model:
 
         params, asked = chat or ChatParams(), _of_any_length(options)
         prompt = self._reading_calls(messages, tools=tools, params=params, max_tokens=asked["max_tokens"])
-        return ReplyStream(prompt, self._start(prompt.token_ids, _beside(prompt.options, asked)), params)
+        options = _beside(prompt.options, asked)
+        return ReplyStream(prompt, self._start(prompt.token_ids, self._read_options(options)), params)
 
     def chat_prompt(
         self,
@@ -335,8 +335,8 @@ class Model:
         params, asked = chat or ChatParams(), _of_any_length(options)
         most = asked["max_tokens"]
         prompt = await asyncio.to_thread(self._reading_calls, messages, tools=tools, params=params, max_tokens=most)
-        needed = _beside(prompt.options, asked)
-        return AsyncReplyStream(prompt, AsyncStream(*self._submission(lambda: [*prompt.token_ids], needed)), params)
+        request = self._read_options(_beside(prompt.options, asked))
+        return AsyncReplyStream(prompt, AsyncStream(*self._submit(lambda: [*prompt.token_ids], request)), params)
 
     async def achat_prompt(
         self,
@@ -414,20 +414,20 @@ class Model:
             self.worker.close()
 
     def _start(
-        self, prompt: Prompt, options: GenerateOptions, *, wrap: Wrap | None = None, read: Read | None = None
+        self, prompt: Prompt, request: RequestOptions, *, wrap: Wrap | None = None, read: Read | None = None
     ) -> Stream:
         """Start an answer.
 
         Args:
             prompt: as for :meth:`generate`.
-            options: as for :meth:`generate`.
+            request: what is asked for.
             wrap: makes another verifier of the one that judges its drafts, given the prompt's tokens.
             read: reads the prompt before the request is added. Both are called in the engine's thread.
         """
         self._check_usable()
         # Here, as a long text takes a while, and the engine's thread has answers to write.
         prompt_ids = self._prompt_ids(prompt)
-        return Stream(*self._submission(lambda: prompt_ids, options, wrap, read))
+        return Stream(*self._submit(lambda: prompt_ids, request, wrap, read))
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, if it is not too long by its bytes: a text of megabytes takes seconds."""
@@ -470,10 +470,21 @@ class Model:
         if self._closed:
             raise ClosedError(CLOSED)
 
-    def _submission(
+    def _read_options(self, options: GenerateOptions) -> RequestOptions:
+        """Return what a call asks for: what it leaves open, the model's own defaults say."""
+        constraint = options.get("constraint")
+        if isinstance(constraint, Source):
+            constraint = self.compile(constraint, namespace=options.get("namespace") or "")
+        names = [drafter.name for drafter in self.drafters]
+        left_open = self.defaults.left_open(options)
+        request = read_options({**options, **left_open, "constraint": constraint}, verify=self.verify, drafters=names)
+        check_asked(request.speculation, self.policy, names)
+        return dataclasses.replace(request, model_defaults=left_open)
+
+    def _submit(
         self,
         prompt_ids: Callable[[], list[int]],
-        options: GenerateOptions,
+        request: RequestOptions,
         wrap: Wrap | None = None,
         read: Read | None = None,
     ) -> tuple[LoopDriver, Submission]:
@@ -481,22 +492,12 @@ class Model:
 
         Args:
             prompt_ids: returns the prompt's tokens; called in the engine's thread.
-            options: as for :meth:`generate`.
+            request: what is asked for.
             wrap: as for :meth:`_start`.
             read: as for :meth:`_start`.
         """
         if self._closed:
             raise ClosedError(CLOSED)
-        names = [drafter.name for drafter in self.drafters]
-        model_defaults = self.defaults.left_open(options)
-        constraint = options.get("constraint")
-        if isinstance(constraint, Source):
-            constraint = self.compile(constraint, namespace=options.get("namespace") or "")
-        table = {name: value for name, value in options.items() if name != "constraint"}
-        params, rules, speculation, cache, logprobs = read_options(
-            {**table, **model_defaults}, verify=self.verify, drafters=names
-        )
-        check_asked(speculation, self.policy, names)
 
         def add() -> Request:
             if self._closed:
@@ -505,21 +506,22 @@ class Model:
             ids = prompt_ids()
             verifier = None
             if wrap is not None:
-                verifier = wrap(make_verifier(speculation.verify, params, len(ids), constraint), ids)
+                made = make_verifier(request.speculation.verify, request.params, len(ids), request.constraint)
+                verifier = wrap(made, ids)
             prefilled = None if read is None else read(ids)
             return self.loop.add(
                 ids,
-                params,
-                rules,
-                speculation,
-                cache,
-                logprobs=logprobs,
-                constraint=constraint,
+                request.params,
+                request.rules,
+                request.speculation,
+                request.cache,
+                logprobs=request.logprobs,
+                constraint=request.constraint,
                 verifier=verifier,
                 prefilled=prefilled,
             )
 
-        return self._driver, Submission(params, rules, speculation, add, model_defaults)
+        return self._driver, Submission(request, add)
 
     def _free(self) -> None:
         closing, self._closing = self._closing, None

@@ -129,17 +129,17 @@ class AsyncStream:
     @property
     def params(self) -> SamplingParams:
         """How the answer is sampled."""
-        return self._submission.params
+        return self._submission.options.params
 
     @property
     def rules(self) -> StopRules:
         """When it ends."""
-        return self._submission.rules
+        return self._submission.options.rules
 
     @property
     def speculation(self) -> SpeculationParams:
         """How it is sped up."""
-        return self._submission.speculation
+        return self._submission.options.speculation
 
     @property
     def request(self) -> Request | None:

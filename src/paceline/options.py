@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, TypeVar, cast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, TypeVar
 
 from paceline.constraints import Source
 from paceline.core.constraint import Constraint
@@ -26,6 +28,7 @@ from paceline.core.params import (
 from paceline.core.reasoning import ReasoningBudget
 
 _T = TypeVar("_T")
+_PartT = TypeVar("_PartT", SamplingParams, StopRules, SpeculationParams, CacheParams, LogprobParams)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -71,14 +74,54 @@ class GenerateOptions(TypedDict, total=False):
     constraint: Source | Constraint | None
 
 
-class RequestOptions(NamedTuple):
-    """What a request asks for, complete and checked."""
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request asks for, complete and checked.
+
+    Attributes:
+        params: how it is sampled.
+        rules: when it ends.
+        speculation: how it is sped up.
+        cache: whose it is, and what it may start from.
+        logprobs: which log-probabilities come with its answer.
+        constraint: what the answer keeps to; ``None`` for nothing.
+        model_defaults: what of ``params`` the model's own defaults said, by field.
+    """
 
     params: SamplingParams
     rules: StopRules
     speculation: SpeculationParams
     cache: CacheParams
     logprobs: LogprobParams
+    constraint: Constraint | None = None
+    model_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The parts, as :data:`REQUEST_PARTS` lists them."""
+        return self.params, self.rules, self.speculation, self.cache, self.logprobs
+
+    def replaced(self, changes: Mapping[str, object]) -> RequestOptions:
+        """Return the same but for some fields of the parts.
+
+        Raises:
+            InputError: a value cannot be used.
+        """
+
+        def changed(part: _PartT) -> _PartT:
+            own: dict[str, Any] = {
+                each.name: changes[each.name] for each in fields_of(type(part)) if each.name in changes
+            }
+            return dataclasses.replace(part, **own) if own else part
+
+        return dataclasses.replace(
+            self,
+            params=changed(self.params),
+            rules=changed(self.rules),
+            speculation=changed(self.speculation),
+            cache=changed(self.cache),
+            logprobs=changed(self.logprobs),
+        )
 
 
 REQUEST_PARTS: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams, CacheParams, LogprobParams)
@@ -91,19 +134,19 @@ def read_options(
     """Return what was set, with defaults for the rest; a seed that is not given is drawn.
 
     Args:
-        options: by the names of :class:`GenerateOptions`; ``None`` is the default.
+        options: by the names of :class:`GenerateOptions`; ``None`` is the default. A constraint is compiled.
         verify: how drafts are judged where that is not said.
         drafters: those there are, which ``drafters`` may choose from; ``None`` lets any name pass.
 
     Raises:
         InputError: an option is unknown, or its value cannot be used.
     """
-    known = {field.name for part in REQUEST_PARTS for field in fields_of(part)}
+    known = {each.name for part in REQUEST_PARTS for each in fields_of(part)} | {"constraint"}
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         there_are = ", ".join(part.__name__ for part in REQUEST_PARTS)
         raise InputError(no_such_option(unknown, sorted(known), f"see the fields of {there_are}"), field=unknown)
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     given.setdefault("seed", draw_seed())
     given.setdefault("verify", verify)
     speculation = make_part(SpeculationParams, given)
@@ -118,28 +161,10 @@ def read_options(
         speculation,
         make_part(CacheParams, given),
         make_part(LogprobParams, given),
+        given.get("constraint"),
     )
-
-
-def as_options(
-    *parts: SamplingParams | StopRules | SpeculationParams | CacheParams | LogprobParams,
-    only: Collection[str] | None = None,
-) -> GenerateOptions:
-    """Return what these parts of a request ask for as the options of a call.
-
-    Args:
-        *parts: of a request.
-        only: names of the options to return, which leaves the others to the model; ``None`` for all.
-    """
-    options = {
-        field.name: getattr(part, field.name)
-        for part in parts
-        for field in fields_of(type(part))
-        if only is None or field.name in only
-    }
-    return cast("GenerateOptions", options)
 
 
 def make_part(part: type[_T], given: Mapping[str, Any]) -> _T:
     """Build one dataclass of the table of what is given of its fields."""
-    return part(**{field.name: given[field.name] for field in fields_of(part) if field.name in given})
+    return part(**{each.name: given[each.name] for each in fields_of(part) if each.name in given})

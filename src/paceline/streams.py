@@ -16,6 +16,7 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
+from paceline.options import RequestOptions
 from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.output_queue import Ending, ThreadOutputQueue
 
@@ -56,9 +57,9 @@ class Generation:
             token_ids=[token_id for emission in emissions for token_id in emission.token_ids],
             sources=[source for emission in emissions for source in emission.sources],
             finish_reason=None if ending is None else ending.finish_reason,
-            seed=submission.params.seed,
+            seed=submission.options.params.seed,
             stats=stats,
-            model_defaults=submission.model_defaults,
+            model_defaults=submission.options.model_defaults,
             logprobs=tuple(logprob for emission in emissions for logprob in emission.logprobs),
         )
 
@@ -68,18 +69,12 @@ class Submission:
     """What is asked of a model.
 
     Attributes:
-        params: how the answer is sampled.
-        rules: when it ends.
-        speculation: how it is sped up.
+        options: complete and checked.
         add: reads the prompt and adds the request to the loop; called on the engine's thread.
-        model_defaults: what of ``params`` comes from the model's own defaults.
     """
 
-    params: SamplingParams
-    rules: StopRules
-    speculation: SpeculationParams
+    options: RequestOptions
     add: Callable[[], Request]
-    model_defaults: Mapping[str, Any]
 
 
 class Stream:
@@ -126,17 +121,17 @@ class Stream:
     @property
     def params(self) -> SamplingParams:
         """How the answer is sampled."""
-        return self._submission.params
+        return self._submission.options.params
 
     @property
     def rules(self) -> StopRules:
         """When it ends."""
-        return self._submission.rules
+        return self._submission.options.rules
 
     @property
     def speculation(self) -> SpeculationParams:
         """How it is sped up."""
-        return self._submission.speculation
+        return self._submission.options.speculation
 
     @property
     def is_read(self) -> bool:

@@ -14,6 +14,7 @@ from paceline.comparison import finish
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.core.verify import CoupledVerifier, Verifier
+from paceline.options import read_options
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.bench.helpers import LEVEL_S, PASS_S, counting_model, engines
 from tests.helpers import ForcedDrafter
@@ -90,7 +91,7 @@ def test_proposals_are_drawn_as_without_forcing() -> None:
             return verifier
 
         session.reference_ids = REFERENCE
-        session._start(TASK.prompt_ids, {"temperature": 0.8}, wrap=see).close()
+        session._start(TASK.prompt_ids, read_options({"temperature": 0.8}), wrap=see).close()
         (verifier,) = verifiers
         assert isinstance(verifier, ForcedVerifier)
         row = counting_model()([5])

@@ -17,7 +17,7 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
-from paceline.options import GenerateOptions
+from paceline.options import read_options
 from paceline.serving.answering import Ended, Event, Progress, Round, TokenEvent
 from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.model_host import ServedModel
@@ -114,7 +114,7 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
         flags: dict[str, Any] = {flag: True} if flag else {}
         num_logprobs = data.draw(st.sampled_from([None, None, None, 2]))
         request = GenerationRequest(
-            api, GenerateOptions(), num_choices=num_choices, num_logprobs=num_logprobs, stream=True, **flags
+            api, read_options({}), num_choices=num_choices, num_logprobs=num_logprobs, stream=True, **flags
         )
         choices = [a_choice(number) for number in range(num_choices)]
         name = data.draw(st.sampled_from(NAMES))

@@ -20,7 +20,7 @@ from paceline.core.errors import ClosedError
 from paceline.core.verify import Verifier
 from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
-from paceline.options import GenerateOptions
+from paceline.options import RequestOptions
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
 from paceline.runtime.scheduler import PrefilledPrompt
@@ -178,7 +178,7 @@ class Session(Model):
         self.worker.call(lambda: self._prompts.read(prompt_ids))
 
     def _start(
-        self, prompt: Prompt, options: GenerateOptions, *, wrap: Wrap | None = None, read: Read | None = None
+        self, prompt: Prompt, request: RequestOptions, *, wrap: Wrap | None = None, read: Read | None = None
     ) -> Stream:
         """Start an answer, forced if there is a reference; the prompt is read, but for its last token.
 
@@ -192,7 +192,7 @@ class Session(Model):
                 verifier = ForcedVerifier(verifier, reference, len(prompt_ids))
             return verifier if wrap is None else wrap(verifier, prompt_ids)
 
-        return super()._start(prompt, options, wrap=forced, read=read or self._prefill)
+        return super()._start(prompt, request, wrap=forced, read=read or self._prefill)
 
     def _prefill(self, prompt_ids: Sequence[int]) -> PrefilledPrompt:
         self._prompts.read(prompt_ids)

@@ -97,7 +97,7 @@ def chat(
     source = read_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     says = system_prompt(system, system_file)
     rules = replace(rules, stop=tuple(read_typed_text(text, "--stop", escape=True) for text in rules.stop))
-    if "max_tokens" not in given.names:
+    if "max_tokens" not in given.values:
         # A model ends its answers by itself.
         rules = replace(rules, max_tokens=MAX_TOKENS)
     found = setup.find()

@@ -88,10 +88,11 @@ class GivenOptions:
     """Which options of a request were set; the others have paceline's own defaults in what the command gets.
 
     Attributes:
-        names: fields of :data:`~paceline.options.REQUEST_PARTS` that the command line or the environment set.
+        values: by the fields of :data:`~paceline.options.REQUEST_PARTS`, as the command line or the environment set
+            them.
     """
 
-    names: frozenset[str]
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +289,8 @@ def _build_parts(
         if wrap_seed(cast("int", request.get("seed", 0))) is None:
             # One that is to be drawn is none: a server draws it for every request.
             del request["seed"]
-        made.update(zip(REQUEST_PARTS, read_options(request), strict=True))
-        made[GivenOptions] = GivenOptions(frozenset(request))
+        made.update(zip(REQUEST_PARTS, read_options(request).parts, strict=True))
+        made[GivenOptions] = GivenOptions(request)
     return made
 
 

@@ -190,7 +190,7 @@ def run(
     ]
     found = setup.find()
     check_prompt(found.target, text)
-    if (as_chat or source is not None) and "max_tokens" not in given.names:
+    if (as_chat or source is not None) and "max_tokens" not in given.values:
         # A chat model ends its answers by itself, and so does a grammar.
         rules = replace(rules, max_tokens=MAX_TOKENS)
     if as_chat:

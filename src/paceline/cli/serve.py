@@ -136,9 +136,9 @@ def serve(
         def load_here(report: Callable[[float], None]) -> ServedModel:
             model = _load(setup, found, options, report)
             defaults = request_options(context, model, given, params, rules, speculation)
-            if "seed" not in given.names:
+            if "seed" not in given.values:
                 del defaults["seed"]
-            if rules.max_tokens == MAX_TOKENS or "max_tokens" not in given.names:
+            if rules.max_tokens == MAX_TOKENS or "max_tokens" not in given.values:
                 del defaults["max_tokens"]
             return _build_served(model, found, setup, options, chat, defaults)
 

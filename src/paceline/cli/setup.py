@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, cast
 
 import typer
 from rich.status import Status
@@ -35,7 +35,7 @@ from paceline.environment import ModelChoice
 from paceline.model_pair import default_draft
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub.reference import HubModel
-from paceline.options import GenerateOptions, as_options
+from paceline.options import GenerateOptions
 from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -232,7 +232,10 @@ def request_options(
     """Return the options of a request: what was set, and the model's own defaults for what was not."""
     if rules.max_tokens == MAX_TOKENS:
         rules = replace(rules, max_tokens=model.target.capabilities.context_length)
-    options = as_options(params, rules, only={*given.names, "seed", "max_tokens"})
+    of_model = {field.name for field in fields_of(SpeculationParams)}
+    options = GenerateOptions(seed=params.seed, stop=rules.stop, max_tokens=rules.max_tokens)
+    others = {name: value for name, value in given.values.items() if name not in of_model | options.keys()}
+    options.update(cast("GenerateOptions", others))
     if speculation.draft_max is not None and not is_given(context, "draft_max"):
         options["draft_max"] = speculation.draft_max
     return options

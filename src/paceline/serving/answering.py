@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from paceline.async_streams import AsyncStream
@@ -421,13 +422,12 @@ class Answer:
         self.interrupted = False
         self._timers: list[asyncio.TimerHandle] = []
         try:
+            own = request.options.replaced({"namespace": namespace, "client": client})
             for prompt in prompts:
+                asked = own.replaced(prompt.options)
                 for choice in range(request.num_choices):
-                    options = request.options.copy()
-                    options.update(prompt.options)
-                    options.update({"choice": choice, "constraint": request.constraint})
-                    options.update({"namespace": namespace, "client": client})
-                    stream = served.model.astream(prompt.token_ids, **options)
+                    of_choice = asked.replaced({"choice": choice})
+                    stream = AsyncStream(*served.model._submit(partial(list, prompt.token_ids), of_choice))
                     self.choices.append(Choice(len(self.choices), prompt, stream, request))
         except BaseException:
             self.cancel()

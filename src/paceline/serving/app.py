@@ -194,7 +194,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
         generation = await share.offload(
             kind,
             lambda: read_generation_request(
-                body, api, defaults=served.options, settings=server.options, verbose=server.verbose
+                body, api, model=served.model, defaults=served.options, settings=server.options, verbose=server.verbose
             ),
             # Long bodies may have many messages and names, all of which are looked at.
             num_items=listed + len(await request.body()) // _BYTES_AN_ITEM,
@@ -225,7 +225,7 @@ def _add_generation(router: APIRouter, server: Server) -> None:
             server.work.share_for(request.scope),
             await _reading_kind(request, body.messages, told),
             body,
-            max_tokens=0 if counts else generation.options.get("max_tokens"),
+            max_tokens=0 if counts else generation.options.rules.max_tokens,
             tools=told,
             offered=generation.tools,
         )

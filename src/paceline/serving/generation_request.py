@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
+from paceline.api import Model
 from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
-from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
-from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams, read_seed
-from paceline.options import REQUEST_PARTS, GenerateOptions
+from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams
+from paceline.options import REQUEST_PARTS, GenerateOptions, RequestOptions
 from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
-from paceline.serving.errors import FieldError
+from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named, check_known, unknown_within
 from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, as_whole
 
@@ -85,7 +85,8 @@ class GenerationRequest:
 
     Attributes:
         api: whose fields it has.
-        options: of the call, but for what the tokenizer has to read.
+        options: complete and checked, but for the biases.
+        bias_ids: what is added to the logits of tokens; none where the server's default is meant.
         bias_texts: what is added to the logits of the tokens of texts.
         num_choices: answers to each prompt.
         reasoning_format: where the answer to a conversation has its reasoning.
@@ -108,12 +109,12 @@ class GenerationRequest:
         warnings: what the client ought to know of its request.
         names: of the fields that set options, by the option.
         named: what the answer is to keep to, and the field that says it; ``None`` for nothing.
-        constraint: that, once it is compiled.
         tools: that the model may call; ``None`` for none.
     """
 
     api: Api
-    options: GenerateOptions
+    options: RequestOptions
+    bias_ids: Mapping[int, float] = field(default_factory=dict)
     bias_texts: tuple[tuple[str, float], ...] = ()
     num_choices: int = 1
     reasoning_format: str = "none"
@@ -136,18 +137,24 @@ class GenerationRequest:
     warnings: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     named: Named | None = None
-    constraint: Constraint | None = None
     tools: OfferedTools | None = None
 
 
 def read_generation_request(
-    body: CompletionBody | ChatBody, api: Api, *, defaults: GenerateOptions, settings: ServerOptions, verbose: bool
+    body: CompletionBody | ChatBody,
+    api: Api,
+    *,
+    model: Model,
+    defaults: GenerateOptions,
+    settings: ServerOptions,
+    verbose: bool,
 ) -> GenerationRequest:
     """Return what a request asks for.
 
     Args:
         body: as it was sent, each field of its kind.
         api: whose fields it has.
+        model: that is asked.
         defaults: options of a request that says nothing else.
         settings: of the server.
         verbose: whether the server tells prompt and settings unasked.
@@ -163,9 +170,7 @@ def read_generation_request(
     speculation, speculation_names = _read_speculation(given.get("speculative"), extra)
     options.update(speculation)
     names |= speculation_names
-    biases, bias_texts = read_biases(given.get("logit_bias"))
-    if biases:
-        options["logit_bias"] = biases
+    bias_ids, bias_texts = read_biases(given.get("logit_bias"))
     reads_only, length = _read_length(given)
     names["max_tokens"] = next((name for name in _LENGTHS if name in given), "max_tokens")
     if length is not None:
@@ -187,8 +192,6 @@ def read_generation_request(
     echo = bool(given.get("echo"))
     if echo and api == "completions" and num_logprobs is not None:
         raise FieldError("echo", "echo with log-probabilities would need those of the prompt: leave out one of them")
-    # One for all choices, and for the answer to tell.
-    options["seed"] = read_seed(options.get("seed"))
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
@@ -196,9 +199,12 @@ def read_generation_request(
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
+    with in_names_of(names):
+        request = model._read_options(options)
     return GenerationRequest(
         api=api,
-        options=options,
+        options=request,
+        bias_ids=bias_ids,
         bias_texts=bias_texts,
         num_choices=num_choices,
         reads_only=reads_only,

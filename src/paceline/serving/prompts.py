@@ -33,7 +33,7 @@ from paceline.serving.chat_request import (
     read_chat_params,
     tools_for_template,
 )
-from paceline.serving.errors import FieldError
+from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ModelHost, ServedModel
@@ -189,13 +189,13 @@ async def resolve_biases(host: ModelHost, share: Share, kind: Kind, request: Gen
         request: what a request asks for.
     """
     vocabulary = host.served.model.target.vocabulary
-    given = request.options.get("logit_bias") or {}
+    given = request.bias_ids or request.options.params.logit_bias
 
     def read() -> dict[int, float]:
         biases = dict(given)
         for text, bias in request.bias_texts:
             biases.update(dict.fromkeys(vocabulary.tokenize(text, add_special=False), bias))
-        if request.options.get("ignore_end"):
+        if request.options.rules.ignore_end:
             # The model says something else in their place, as under llama-server, instead of going on behind them.
             biases.update(dict.fromkeys(sorted(vocabulary.end_ids), float("-inf")))
         unknown = next((token_id for token_id in biases if not 0 <= token_id < vocabulary.size), None)
@@ -204,7 +204,8 @@ async def resolve_biases(host: ModelHost, share: Share, kind: Kind, request: Gen
         return biases
 
     biases = await share.offload(kind, read, num_items=None if request.bias_texts else len(given))
-    return replace(request, options={**request.options, "logit_bias": biases}) if biases else request
+    with in_names_of(request.names):
+        return replace(request, options=request.options.replaced({"logit_bias": biases})) if biases else request
 
 
 async def compile_constraint(host: ModelHost, share: Share, request: GenerationRequest) -> GenerationRequest:
@@ -225,7 +226,7 @@ async def compile_constraint(host: ModelHost, share: Share, request: GenerationR
         if with_calls is not None and with_calls != named:
             named, constraint = with_calls, await _compile(host, share, request, with_calls)
             request = await _warn_unenforced_tools(share, request, tools)
-    return request if constraint is None else replace(request, named=named, constraint=constraint)
+    return replace(request, named=named, options=replace(request.options, constraint=constraint))
 
 
 async def _compile(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,6 @@ from paceline import __version__
 from paceline.chat.template import ChatTemplate
 from paceline.constraints import Gbnf
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
-from paceline.options import read_options
 from paceline.server_options import ServerOptions
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import BUILD, ServedModel
@@ -70,10 +70,9 @@ def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
         served: the model.
         options: of the server.
     """
-    given = {**served.options, **served.model.defaults.left_open(served.options)}
-    request = read_options({name: value for name, value in given.items() if value is not None})
-    params = SamplingParams(**{**_as_dict(request.params), "seed": served.seed or 0})
-    rules = StopRules(max_tokens=given.get("max_tokens") or MAX_TOKENS)
+    request = served.model._read_options(served.options)
+    params = replace(request.params, seed=served.seed or 0)
+    rules = StopRules(max_tokens=served.options.get("max_tokens") or MAX_TOKENS)
     settings = short_generation_settings(params, rules, None, served)
     if served.seed is None:
         # Each request draws one.
@@ -132,10 +131,6 @@ def template_capabilities(template: ChatTemplate | None) -> dict[str, bool]:
 
 def _spell(token_id: int, served: ServedModel) -> str:
     return token_piece(token_id, served.model.target.vocabulary).decode("utf-8", "replace")
-
-
-def _as_dict(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in params.__dataclass_fields__}
 
 
 _STEPS: Final = {
@@ -206,8 +201,8 @@ def short_generation_settings(
 ) -> dict[str, Any]:
     """Return how an answer is sampled, without what may be long or private; as ``/slots`` and ``/props`` have it."""
     length = -1 if rules.max_tokens == MAX_TOKENS else rules.max_tokens
-    speculates = request is None or request.options.get("speculate") is not False
-    named = served.drafters if request is None else request.options.get("drafters") or served.drafters
+    speculates = request is None or request.options.speculation.speculate
+    named = (request and request.options.speculation.drafters) or served.drafters
     speculative = (",".join(named) if speculates else "") or "none"
     return {
         "seed": params.seed,

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.core.errors import QueueFullError
-from paceline.core.params import MAX_TOKENS
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, TokenEvent
 from paceline.serving.auth import get_namespace
@@ -199,8 +198,8 @@ class Server:
         """
         if generation.num_logprobs is None:
             return 0
-        length, each = generation.options.get("max_tokens") or MAX_TOKENS, 1 + generation.num_logprobs
-        lengths = [min(length, context - len(prompt.token_ids)) for prompt in prompts]
+        each = 1 + generation.num_logprobs
+        lengths = [min(generation.options.rules.max_tokens, context - len(prompt.token_ids)) for prompt in prompts]
         listed = sum(lengths) * generation.num_choices * each
         most = self.options.max_answer_logprobs
         if listed > most:
