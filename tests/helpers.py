@@ -398,8 +398,9 @@ def request_of(
     namespace: str = "",
     cache_prompt: bool = True,
     constraint: Constraint | None = None,
+    cached: int | None = None,
 ) -> Request:
-    """Return a request outside any loop, for testing what only reads it."""
+    """Return a request outside any loop, for testing what only reads it; its cache holds all but the last token."""
     request = Request(
         request_id,
         token_ids,
@@ -410,7 +411,7 @@ def request_of(
         CacheParams(cache_prompt, namespace),
     )
     request.sequence = 0
-    request.cached = len(token_ids) - 1
+    request.cached = len(token_ids) - 1 if cached is None else cached
     return request
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.engines.base import COMMITTED_END, EngineCapabilities, Step
+from paceline.engines.base import COMMITTED_END, Step
 from paceline.runtime.drafting import Drafts
-from paceline.runtime.prefill_budget import PrefillBudget
+from paceline.runtime.pass_budget import PassBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,10 @@ class BatchPart:
 
 
 class BatchBuilder:
-    """Builds passes.
+    """Builds passes within a budget."""
 
-    Args:
-        capabilities: the target's.
-        budget: how many rows of prompts may share a pass with requests that decode.
-    """
-
-    def __init__(self, capabilities: EngineCapabilities, budget: PrefillBudget) -> None:
-        self._capabilities = capabilities
-        self._prefill_budget = budget
+    def __init__(self, budget: PassBudget) -> None:
+        self._budget = budget
         # Passes with rows of prompts so far.
         self._turn = 0
 
@@ -55,21 +49,19 @@ class BatchBuilder:
             prefilling: requests with tokens that are not in the cache yet, but for the last one.
             sparing: take one row for each request that decodes, and nothing is read, unless nothing else is to do.
         """
-        # Wide trees leave a row for what is read beside them.
-        kept = 1 if prefilling and self._capabilities.max_outputs > len(drafts.requests) else 0
-        parts = self._trees(drafts, self._capabilities.max_outputs - kept, sparing=sparing)
+        rows = self._budget.tree_rows([len(tree) for tree in drafts.trees], reads=bool(prefilling), sparing=sparing)
+        # Where there are fewer rows than trees, the last ones are not in the pass.
+        parts = [_tree(*each) for each in zip(drafts.requests, drafts.trees, rows, strict=False)]
         if not prefilling or (sparing and parts):
             return parts
-        room = self._capabilities.max_rows - sum(part.num_rows for part in parts)
         # The oldest and the shortest take turns at being first: a short one need not wait for the whole of a long one,
         # a long one is read however many short ones come, and of several alike the first is soon done.
         if self._turn % 2:
             prefilling = sorted(prefilling, key=_num_left)
         self._turn += 1
-        room = self._prefill_budget.max_rows(
-            [part.request for part in parts], _num_left(prefilling[0]), len(prefilling), room
+        room, output_room = self._budget.prompt_rows(
+            [part.request for part in parts], sum(rows), _num_left(prefilling[0]), len(prefilling)
         )
-        output_room = self._capabilities.max_outputs - sum(part.num_rows for part in parts)
         for request in prefilling:
             if room == 0:
                 break
@@ -81,21 +73,13 @@ class BatchBuilder:
             parts.append(part)
         return parts
 
-    def _trees(self, drafts: Drafts, output_room: int, *, sparing: bool) -> list[BatchPart]:
-        parts: list[BatchPart] = []
-        for index, (request, tree) in enumerate(zip(drafts.requests, drafts.trees, strict=True)):
-            if output_room == 0:
-                break
-            # A wide tree must not starve the requests after it, so a row is kept for each of them.
-            share = 1 if sparing else max(1, output_room - (len(drafts.requests) - index - 1))
-            # Parents come before their children, so the first nodes are a tree of their own.
-            num_rows = min(len(tree), share)
-            if num_rows < len(tree) and not request.verifier.judges_every_draw:
-                tree.keep(range(num_rows))
-            output_room -= num_rows
-            step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
-            parts.append(BatchPart(request, step, tree, num_rows, True, True))
-        return parts
+
+def _tree(request: Request, tree: DraftTree, num_rows: int) -> BatchPart:
+    """Return the first nodes of a tree, which are a tree of their own: parents come before their children."""
+    if num_rows < len(tree) and not request.verifier.judges_every_draw:
+        tree.keep(range(num_rows))
+    step = Step(request.sequence, tree.token_ids[:num_rows], tree.parents[:num_rows], range(num_rows))
+    return BatchPart(request, step, tree, num_rows, True, True)
 
 
 def _num_left(request: Request) -> int:

@@ -12,9 +12,9 @@ from paceline.core.stats import OffReason
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.grammar import GrammarDrafter
-from paceline.engines.base import EngineCapabilities
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import drop_short_paths
+from paceline.runtime.pass_budget import PassBudget
 
 
 @dataclass(slots=True)
@@ -45,39 +45,37 @@ class Drafting:
     Args:
         drafters: asked in this order; the first to propose a token owns it.
         policy: decides what is drafted and verified.
-        capabilities: the target's, which no tree may exceed.
+        budget: bounds each tree.
         clock: by which drafters are timed.
     """
 
-    def __init__(
-        self, drafters: Sequence[Drafter], policy: Policy, capabilities: EngineCapabilities, clock: Clock
-    ) -> None:
+    def __init__(self, drafters: Sequence[Drafter], policy: Policy, budget: PassBudget, clock: Clock) -> None:
         self._drafters = drafters
         self._grammar = GrammarDrafter()
         self._policy = policy
-        self._capabilities = capabilities
+        self._budget = budget
         self._clock = clock
         # Drafts that had no room in the last pass and have to be judged in the next, by request.
         self._unjudged: dict[int, DraftTree] = {}
 
-    def grow(self, requests: Sequence[Request], num_running: int, *, plainly: bool = False) -> Drafts:
+    def grow(self, requests: Sequence[Request], num_prompts: int) -> Drafts:
         """Return a tree for each of the decoding requests, of its root alone where nothing is drafted.
 
         Args:
             requests: those that decode.
-            num_running: all requests that share the pass, those whose prompt is being read among them.
-            plainly: draft nothing in this round.
+            num_prompts: requests whose prompt is read in the same pass.
         """
+        plainly = not self._budget.may_draft(num_prompts)
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
         if not plainly and (self._drafters or any(_is_constrained(request) for request in requests)):
-            self._draft(drafts, num_running)
+            self._draft(drafts, len(requests) + num_prompts)
         for request, tree in zip(requests, trees, strict=True):
             if not tree.num_drafted:
                 drafts.off[request.id] = self._why_off(request, drafts.off.get(request.id), plainly=plainly)
         return drafts
 
-    def _draft(self, drafts: Drafts, num_running: int) -> None:
+    def _draft(self, drafts: Drafts, num_sharing: int) -> None:
         """Let the drafters grow the trees, as far as the policy allows."""
         requests, trees = drafts.requests, drafts.trees
         budgets = self._policy.budgets(requests)
@@ -86,11 +84,11 @@ class Drafting:
         jobs = []
         for request, tree, budget in zip(requests, trees, budgets, strict=True):
             if budget is not None and request.speculation.speculate and not tree.num_drafted:
-                limited = self._limit(request, budget, num_running)
+                limited = self._limit(request, budget, num_sharing)
                 if limited.max_depth > 0:
                     jobs.append(DraftJob(request, tree, limited))
                 elif budget.max_depth > 0:
-                    drafts.off[request.id] = self._why_short(request)
+                    drafts.off[request.id] = self._budget.why_no_draft(request)
         passed_over: set[int] = set()
         for drafter in (self._grammar, *self._drafters):
             growing = [job for job in jobs if drafter in self.drafters_of(job.request)]
@@ -139,11 +137,6 @@ class Drafting:
             return "no_drafters"
         return "prompts" if plainly else found or self._policy.off_reason(request)
 
-    def _why_short(self, request: Request) -> OffReason:
-        """Return which limit leaves no token to draft."""
-        left = min(request.num_left, self._capabilities.context_length - len(request.token_ids))
-        return "short" if left <= 1 else "no_room"
-
     def _ask(
         self, drafter: Drafter, jobs: Sequence[DraftJob], seconds: dict[str, float], passed_over: set[int]
     ) -> None:
@@ -156,7 +149,7 @@ class Drafting:
             passed_over: to which are added the requests for which it could be asked and was not.
         """
         name, growing = drafter.name, list(jobs)
-        if not self._capabilities.trees:
+        if not self._budget.trees:
             growing = [job for job in growing if job.tree.num_drafted == 0]
         if growing:
             asked = self._policy.choose(drafter, growing)
@@ -174,23 +167,15 @@ class Drafting:
         for job in asked:
             _drop_forbidden(job)
 
-    def _limit(self, request: Request, budget: DraftBudget, num_running: int) -> DraftBudget:
-        """Cut a budget to what was asked for, what the engine can take and the request can still use."""
-        # The round adds one token of the target's own, so a draft of all that is left would be one too long.
-        depth = min(
-            budget.max_depth,
-            request.num_left - 1,
-            self._capabilities.context_length - len(request.token_ids) - 1,
-            self._capabilities.max_outputs // max(1, num_running) - 1,
-        )
+    def _limit(self, request: Request, budget: DraftBudget, num_sharing: int) -> DraftBudget:
+        """Cut what the policy allows to what was asked for and what fits."""
         asked = request.speculation
+        depth = min(budget.max_depth, self._budget.max_draft(request, num_sharing))
         if asked.draft_max is not None:
             depth = min(depth, asked.draft_max)
-        if self._capabilities.max_rollback is not None:
-            depth = min(depth, self._capabilities.max_rollback)
         if depth < asked.draft_min:
             depth = 0
-        siblings = budget.siblings if self._capabilities.trees else 1
+        siblings = budget.siblings if self._budget.trees else 1
         p_min = max(budget.min_probability, asked.p_min)
         if depth == budget.max_depth and siblings == budget.siblings and p_min == budget.min_probability:
             return budget

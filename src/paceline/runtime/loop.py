@@ -6,8 +6,9 @@ are the files of this package::
     scheduler      who waits, who runs; rounds are whole or not at all
     drafting       policy and drafters -> one tree for each request that decodes
     batch_builder  trees and chunks of prompts -> the rows of one pass
-    postprocess    the target's rows -> tokens, ends of answers, commits
+    postprocess    the target's rows -> tokens (core/verify), text and stop strings (core/text), commits
     round_stats    statistics, and the record that the policy and other observers hear
+    pass_budget    what fits, asked by the first three
 
 The loop owns each request's tokens and is the only one that asks the target to commit. Between rounds::
 
@@ -26,7 +27,7 @@ from typing import Final
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.constraint import Constraint
-from paceline.core.errors import BusyError, ConstraintError, ContextLengthError, InputError, NoRoomError, blame
+from paceline.core.errors import BusyError, ConstraintError, InputError, NoRoomError, blame
 from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
@@ -41,6 +42,7 @@ from paceline.planning.policies.by_request import RoutingPolicy
 from paceline.runtime import round_stats
 from paceline.runtime.batch_builder import BatchBuilder, BatchPart
 from paceline.runtime.drafting import Drafting, Drafts
+from paceline.runtime.pass_budget import PassBudget
 from paceline.runtime.postprocess import PartResult, Postprocessor
 from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
 from paceline.runtime.round_stats import RoundTimes
@@ -89,24 +91,26 @@ class DecodingLoop:
         growth: int = 16,
     ) -> None:
         capabilities = engine.capabilities
-        prefill_budget = self._prefill_budget = PrefillBudget(prompt_rounds, costs)
+        pool = pool or SequencePool(engine, max_idle=0, max_saved_bytes=0)
+        prefill = PrefillBudget(prompt_rounds, costs)
+        self._budget = PassBudget(capabilities, pool, prefill, growth=growth)
         self._engine = engine
         self._slow = slow_passes(engine)
         self._policy = policy = RoutingPolicy(policy, drafters)
         self._clock = clock or WallClock()
-        self._observers: Sequence[Observer] = (prefill_budget, *observers)
-        self._drafting = Drafting(drafters, policy, capabilities, self._clock)
+        self._observers: Sequence[Observer] = (prefill, *observers)
+        self._drafting = Drafting(drafters, policy, self._budget, self._clock)
         self._scheduler = Scheduler(
             engine,
-            pool or SequencePool(engine, max_idle=0, max_saved_bytes=0),
+            pool,
+            self._budget,
             policy,
             self._drafting,
             self._clock,
             max_running=_check_limit("max_running", max_running, 1) or capabilities.max_sequences,
             max_waiting=_check_limit("max_waiting", max_waiting, 0),
-            growth=growth,
         )
-        self._batch_builder = BatchBuilder(capabilities, prefill_budget)
+        self._batch_builder = BatchBuilder(self._budget)
         self._postprocessor = Postprocessor(engine, self._drafting, self._scheduler)
         self._busy = False
         # Seconds after the latest round in which the policy learned from it.
@@ -221,11 +225,7 @@ class DecodingLoop:
         scheduler.admit()
         scheduler.open_round()
         times = RoundTimes(self._learning_s, clock.now_s())
-        drafts = self._drafting.grow(
-            scheduler.decoding,
-            len(scheduler.in_round),
-            plainly=self._prefill_budget.bounds and bool(scheduler.prefilling),
-        )
+        drafts = self._drafting.grow(scheduler.decoding, len(scheduler.prefilling))
         times.drafted_s = clock.now_s()
         waited_s = self._slow.waited_s if self._slow is not None else 0.0
         parts, output = self._forward(drafts)
@@ -281,16 +281,10 @@ class DecodingLoop:
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams, rules: StopRules) -> None:
         """Refuse what could never be decoded."""
-        capabilities, vocab_size = self._engine.capabilities, self._engine.vocabulary.size
+        vocab_size = self._engine.vocabulary.size
         if not prompt_ids:
             raise InputError("the prompt is empty: give at least one token to continue", field="prompt")
-        if len(prompt_ids) >= capabilities.context_length:
-            raise ContextLengthError.of_prompt(len(prompt_ids), capabilities.context_length)
-        if capabilities.cells is not None and len(prompt_ids) > capabilities.cells:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens and the cache holds {capabilities.cells}: shorten the prompt "
-                "or load the model with more cells"
-            )
+        self._budget.check_prompt(len(prompt_ids))
         for token_id in prompt_ids:
             if not 0 <= token_id < vocab_size:
                 raise InputError(f"token id {token_id} is not in the vocabulary of {vocab_size}", field="prompt")

@@ -35,6 +35,7 @@ from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy
 from paceline.runtime.drafting import Drafting, Drafts
+from paceline.runtime.pass_budget import PassBudget
 from paceline.runtime.writing import rollback_text
 
 _log = logging.getLogger(__name__)
@@ -77,37 +78,36 @@ class Scheduler:
     Args:
         engine: the target.
         pool: gives out the target's sequences.
+        budget: says whether there is room for one more to start.
         policy: told of requests that start and end.
         drafting: holds trees of theirs, and knows which drafters are told of requests that start and end.
         clock: by which it is told how long they wait.
         max_running: most requests that run at once.
         max_waiting: most requests of one client that wait; ``None`` for any number.
-        growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
     """
 
     def __init__(
         self,
         engine: Engine,
         pool: SequencePool,
+        budget: PassBudget,
         policy: Policy,
         drafting: Drafting,
         clock: Clock,
         *,
         max_running: int,
         max_waiting: int | None,
-        growth: int,
     ) -> None:
         # What was not handed to the caller of the loop yet.
         self._emissions: list[Emission] = []
         self._engine = engine
         self._pool = pool
+        self._budget = budget
         self._policy = policy
         self._drafting = drafting
         self._clock = clock
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._growth = growth
-        self._cells = engine.capabilities.cells
         # What is being read can be started from where it may be trimmed to what is shared.
         self._shares_prefill = pool.keeps and engine.capabilities.max_rollback is None
         self._waiting: deque[Request] = deque()
@@ -219,7 +219,8 @@ class Scheduler:
                 self._fail(request, error)
 
     def _has_place(self, request: Request) -> bool:
-        return not self._running or (len(self._running) < self._max_running and self._fits(request))
+        running = self._running.values()
+        return not running or (len(running) < self._max_running and self._budget.may_start(request, running))
 
     def _preempt_for(self, client: str) -> bool:
         """Preempt a request of whoever has two places more than a client that waits; returns whether there was one.
@@ -254,18 +255,6 @@ class Scheduler:
     def _take_turn(self, client: str) -> None:
         self._num_turns += 1
         self._turns[client] = self._num_turns
-
-    def _fits(self, request: Request) -> bool:
-        """Return whether there is room for all a request has, and for what those that run will say meanwhile."""
-        if self._cells is None:
-            return True
-        unread = sum(len(running.token_ids) - running.cached for running in self._running.values())
-        growing = self._growth * (len(self._running) + 1)
-        missing = self._pool.used_cells + unread + len(request.token_ids) + growing - self._cells
-        if missing > 0 and request.cache.cache_prompt:
-            most = len(request.token_ids) - 1
-            missing -= self._pool.shared_cells(request.token_ids, most=most, namespace=request.cache.namespace)
-        return missing <= 0
 
     def _awaits_prefix(self, request: Request) -> bool:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
