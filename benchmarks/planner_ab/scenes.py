@@ -115,7 +115,8 @@ class _Runner:
         """Return what a process keeps of texts that follow each other."""
         policy = self._build(self._costs, None)
         self._replay(recordings, policy, VirtualClock(), 1)
-        return policy.learned()
+        learned = policy.learned()
+        return learned if isinstance(learned, Learned) else None
 
     def in_groups(self, recordings: Sequence[Recording]) -> list[float]:
         """Return the seconds of texts that come in groups, one group after the other, in one process."""

@@ -16,7 +16,7 @@ from paceline.core.tree import DraftTree
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model, table_model
-from paceline.planning.auto.policy import AutoPolicy, PlannerReport
+from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
 from paceline.planning.policies.by_request import RoutingPolicy
@@ -24,6 +24,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 from paceline.planning.registry import check_asked
+from paceline.planning.report import PlannerReport
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import ForcedDrafter
 from tests.planning.helpers import Curve, smooth

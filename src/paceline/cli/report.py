@@ -15,7 +15,7 @@ from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams
 from paceline.core.stats import OFF_REASONS, RequestStats, percentile
 from paceline.drafters.translated import Case, TranslatedDrafter
-from paceline.planning.auto.policy import PlannerReport
+from paceline.planning.report import PlannerReport
 from paceline.streams import Generation
 
 PERCENTILES = (0.5, 0.9, 0.99)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from paceline.core.request import Request
 from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.planning.report import PlannerReport
 
-if TYPE_CHECKING:
-    from paceline.planning.auto.learned import Learned
-    from paceline.planning.auto.policy import PlannerReport
+
+class Prior(Protocol):
+    """What a policy has learned, for another one to start with, in a later process too."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for :func:`json.dumps`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class Policy(Observer, Protocol):
         """Return what was predicted, and what came of it; ``None`` of a policy that predicts nothing."""
         ...
 
-    def learned(self) -> Learned | None:
+    def learned(self) -> Prior | None:
         """Return what to keep for the next process with these models; ``None`` where nothing was learned."""
         ...
 
@@ -230,7 +235,7 @@ class PolicyBase:
         """Report nothing."""
         return None
 
-    def learned(self) -> Learned | None:
+    def learned(self) -> Prior | None:
         """Keep nothing."""
         return None
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from paceline.core.tree import Evidence
+from paceline.planning.report import Reliability
 
 MAX_DEPTH_OFFSET: Final = 8
 """Depths from here on share one offset."""
@@ -306,43 +307,6 @@ class Calibration:
         if own is not None:
             offsets.append(own)
         return offsets
-
-
-class Reliability:
-    """Predicted against actual acceptance, in bins of the predicted chance."""
-
-    BINS = 10
-
-    def __init__(self) -> None:
-        self._count = [0] * self.BINS
-        self._predicted = [0.0] * self.BINS
-        self._accepted = [0] * self.BINS
-
-    def add(self, chance: float, accepted: bool) -> None:
-        """Count one verdict that was given ``chance``."""
-        index = min(int(chance * self.BINS), self.BINS - 1)
-        self._count[index] += 1
-        self._predicted[index] += chance
-        self._accepted[index] += accepted
-
-    @property
-    def trials(self) -> int:
-        """Verdicts counted."""
-        return sum(self._count)
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error: mean distance of predicted and actual, bins weighted by their verdicts."""
-        gaps = (abs(predicted - hits) for predicted, hits in zip(self._predicted, self._accepted, strict=True))
-        return sum(gaps) / self.trials if self.trials else 0.0
-
-    def rows(self) -> list[tuple[float, float, int]]:
-        """Return (mean predicted, share accepted, verdicts) of every bin that has any."""
-        return [
-            (predicted / count, hits / count, count)
-            for predicted, hits, count in zip(self._predicted, self._accepted, self._count, strict=True)
-            if count
-        ]
 
 
 @functools.lru_cache(maxsize=4096)

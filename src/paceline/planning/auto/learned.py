@@ -10,6 +10,7 @@ from typing import Any, Final
 from paceline.core.errors import InputError
 from paceline.planning.auto.gains import Gains
 from paceline.planning.auto.survival import AcceptanceForecast, Chances
+from paceline.planning.base import Prior
 from paceline.planning.disk_cache import PairKey, load_entry, store_entry
 
 LEARNED_VERSION: Final = 3
@@ -131,6 +132,6 @@ def load_learned(key: PairKey) -> Learned | None:
     return load_entry("learned", key, Learned.from_json)
 
 
-def store_learned(key: PairKey, learned: Learned) -> None:
+def store_learned(key: PairKey, learned: Prior) -> None:
     """Keep what was learned of a pair of models, in place of what is there, if it can be written."""
     store_entry("learned", key, learned.to_json())

@@ -9,27 +9,13 @@ plain decoding by more than the allowance, whatever the estimates say; nor are a
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
+
+from paceline.planning.report import LedgerEntry
 
 ALLOWED_SHARE: Final = 0.007
 """Of plain time that may be lost in the long run. It is more than probes take, or what was lost could never be made up
 for, and nothing that they find be tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """The ledger after a round.
-
-    Attributes:
-        tokens: emitted so far.
-        debt_s: decoding time less plain time; negative is a gain.
-        allowance_s: the most it may be.
-    """
-
-    tokens: int
-    debt_s: float
-    allowance_s: float
 
 
 class Ledger:

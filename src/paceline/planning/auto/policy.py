@@ -21,8 +21,7 @@ beforehand, by past rounds alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from paceline.core.errors import InputError
@@ -32,15 +31,15 @@ from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.loading import DEFAULT_BRANCHES
 from paceline.planning.auto.backoff import Backoff
-from paceline.planning.auto.calibration import Reliability
 from paceline.planning.auto.counterfactual import CounterfactualRound
 from paceline.planning.auto.drafter_selector import DrafterSelector
 from paceline.planning.auto.learned import Learned
-from paceline.planning.auto.ledger import Ledger, LedgerEntry
+from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.planner_state import PlannerState, RequestState
 from paceline.planning.auto.round_plan import Proposal, RequestPlan, RoundPlan
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import MAX_DRAFT, MAX_SIBLINGS
+from paceline.planning.report import PlannerReport
 
 DEEPEST: Final = 16
 """Deepest draft, unless more rows cost nothing."""
@@ -70,27 +69,6 @@ CERTAIN_AFTER: Final = 5
 
 _PACE_MEMORY: Final = 64.0
 _WIDEST: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerReport:
-    """What the planner has learned.
-
-    Attributes:
-        reliability: by drafter, predicted against actual acceptance.
-        ledger: debt after every round, over all requests; the latest rounds only.
-        debt_s: seconds lost so far against plain decoding; negative is a gain.
-        plain_s: seconds that plain decoding would have taken.
-        drift: how many times as long plain rounds take as when they were measured.
-        remembered: drafters of which it started with what another policy had learned.
-    """
-
-    reliability: Mapping[str, Reliability]
-    ledger: Sequence[LedgerEntry]
-    debt_s: float
-    plain_s: float
-    drift: float
-    remembered: Sequence[str]
 
 
 class AutoPolicy:
