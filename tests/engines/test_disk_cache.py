@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.planning.helpers import engine_of
@@ -25,6 +27,17 @@ def test_the_key_changes_with_the_version_of_the_engines_package(
     other = pair_key(engine_of(), options)
     assert other.name != one.name
     assert "0.0.1" in other.facts["target"]["build"]
+
+
+def test_a_third_engine_says_its_own_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    options = ModelOptions(path, engine="llama_cpp")
+    object.__setattr__(options, "engine", "third")  # as if it were in the table of engines
+    with pytest.raises(ModuleNotFoundError, match="third"):
+        model_key(options)
+    monkeypatch.setitem(sys.modules, "paceline.engines.third", SimpleNamespace(describe_library=lambda: "third 3.0"))
+    assert model_key(options).facts["model"]["build"] == "third 3.0"
 
 
 def test_what_was_kept_without_amx_is_not_taken_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

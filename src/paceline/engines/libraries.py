@@ -9,23 +9,13 @@ from paceline.engines.loading import EngineName, ModelOptions, engine_for
 
 
 def describe_library(name: EngineName) -> str:
-    """Return versions and features of an engine's library: all of it that the time of a pass depends on.
+    """Return what an engine's package says of its library: versions and features that the time of a pass depends on.
 
     Raises:
         CapabilityError: llama.cpp does not load.
     """
-    if name == "llama_cpp":
-        # The engine's package says in one line where the library does not load; the binding does not.
-        importlib.import_module("paceline.engines.llama_cpp")
-        import llama_cpp
-
-        features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
-        return f"llama-cpp-python {llama_cpp.__version__}: {features}"
-    import torch
-    import transformers
-
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"torch {torch.__version__}, transformers {transformers.__version__}, GPUs {gpus}"
+    description: str = importlib.import_module(f"paceline.engines.{name}").describe_library()
+    return description
 
 
 def offload_devices(options: ModelOptions) -> list[str]:

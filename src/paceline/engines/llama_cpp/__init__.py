@@ -14,6 +14,7 @@ from paceline.core.errors import CapabilityError
 try:
     from paceline.engines.llama_cpp.engine import LlamaCppEngine
     from paceline.engines.llama_cpp.loading import LlamaCppConfig
+    from paceline.engines.llama_cpp.native import describe_library
     from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 except (ImportError, OSError, RuntimeError) as error:  # the binding raises each of them for a library it cannot load
     raise CapabilityError(
@@ -21,4 +22,4 @@ except (ImportError, OSError, RuntimeError) as error:  # the binding raises each
         "pip install --force-reinstall --no-cache-dir llama-cpp-python"
     ) from error
 
-__all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine"]
+__all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine", "describe_library"]

@@ -29,6 +29,13 @@ from paceline.terminal_text import printable
 MAX_SEQUENCE_IDS: Final = 256
 """``LLAMA_MAX_SEQ``: most sequence ids a context can have."""
 
+
+def describe_library() -> str:
+    """Return the binding's version, and what llama.cpp was built with and finds on this processor."""
+    features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
+    return f"llama-cpp-python {llama_cpp.__version__}: {features}"
+
+
 # --- log --------------------------------------------------------------------------------------------------------------
 
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the binding has other numbers

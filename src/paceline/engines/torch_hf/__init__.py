@@ -22,9 +22,18 @@ if TYPE_CHECKING:
     from paceline.engines.torch_hf.engine import TorchHFEngine
     from paceline.engines.torch_hf.loading import load_vocabulary
 
-__all__ = ["TorchHFConfig", "TorchHFEngine", "load_vocabulary"]
+__all__ = ["TorchHFConfig", "TorchHFEngine", "describe_library", "load_vocabulary"]
 
 _NEEDS_TORCH = {"TorchHFEngine": "engine", "load_vocabulary": "loading"}
+
+
+def describe_library() -> str:
+    """Return the versions of torch and transformers, and the cards that torch finds."""
+    import torch
+    import transformers
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, GPUs {gpus}"
 
 
 def __getattr__(name: str) -> Any:
