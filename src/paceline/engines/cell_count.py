@@ -28,7 +28,6 @@ class _Part:
 
     @property
     def saved(self) -> int:
-        """Cells that sharing saves."""
         held = [end - self.start for end in self.ends.values()]
         return sum(held) - max(held)
 
@@ -37,9 +36,8 @@ class CellCount:
     """Counts the cells of sequences by their lengths and by what was forked from what.
 
     A sequence that never took part in a fork need not be made known. One that was cut and has grown again between two
-    calls passes for one that was not, so whoever cuts a sequence says so (:meth:`trim`).
-
-    A call that an interrupt cuts short leaves a count that may be off until the sequence is closed, and no more.
+    calls passes for one that was not, so whoever cuts a sequence says so (:meth:`trim`). A call that an interrupt cuts
+    short leaves a count that may be off until the sequence is closed, and no more.
     """
 
     def __init__(self) -> None:
@@ -47,7 +45,6 @@ class CellCount:
         self._parts: dict[int, list[_Part]] = {}
 
     def fork(self, parent: int, fork: int, length: int) -> None:
-        """Note that ``fork`` shares the first ``length`` tokens of ``parent``, which are all that it has committed."""
         self.trim(parent, length)
         if length == 0:
             return
@@ -55,13 +52,12 @@ class CellCount:
         start = parts[-1].ends[parent] if parts else 0
         if start < length:
             parts.append(_Part(start, {parent: length}))
-        # Known before any part counts it: what an interrupt leaves undone is put right when it is trimmed or closed.
+        # Known before any part counts it: what an interrupt leaves undone is corrected when it is trimmed or closed.
         self._parts[fork] = list(parts)
         for part in parts:
             part.ends[fork] = part.ends[parent]
 
     def trim(self, sequence: int, length: int) -> None:
-        """Note that a sequence keeps its first ``length`` tokens only."""
         parts = self._parts.get(sequence, [])
         # Parts that do not know the sequence were left so by an interrupt.
         while parts and (parts[-1].start >= length or sequence not in parts[-1].ends):
@@ -74,15 +70,10 @@ class CellCount:
             self._parts.pop(sequence, None)
 
     def close(self, sequence: int) -> None:
-        """Note that a sequence is gone."""
         self.trim(sequence, 0)
 
     def used(self, lengths: Mapping[int, int]) -> int:
-        """Return the cells that sequences take together.
-
-        Args:
-            lengths: tokens of every sequence there is.
-        """
+        """Return the cells that sequences take together, by the tokens of every sequence there is."""
         for sequence in list(self._parts):
             self.trim(sequence, lengths.get(sequence, 0))
         shared = {part for parts in self._parts.values() for part in parts if len(part.ends) > 1}

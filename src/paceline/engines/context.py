@@ -11,17 +11,11 @@ DEFAULT_CONTEXT_LENGTH: Final = 4096
 
 
 def choose_context_length(wanted: int | None, trained: int | None, *, model: object, may_shrink: bool = False) -> int:
-    """Return the context to give a model, in tokens.
+    """Return the context to give a model, in tokens; ``None`` wants ``trained``, up to :data:`DEFAULT_CONTEXT_LENGTH`.
 
-    Args:
-        wanted: what was asked for; ``None`` takes ``trained``, up to :data:`DEFAULT_CONTEXT_LENGTH`.
-        trained: the most the model was made for, ``None`` where it does not say. Beyond it positions mean nothing to
-            the model: nothing fails, the text just gets worse.
-        model: what to call it in the message.
-        may_shrink: give ``trained`` where more is wanted, instead of refusing.
-
-    Raises:
-        ContextLengthError: more is wanted than the model was made for.
+    ``trained`` is the most the model was made for, ``None`` where it does not say. Beyond it positions mean nothing to
+    the model: nothing fails, the text just gets worse. So more is refused by a :class:`ContextLengthError`, or not
+    given (``may_shrink``).
     """
     if wanted is None:
         return DEFAULT_CONTEXT_LENGTH if trained is None else min(trained, DEFAULT_CONTEXT_LENGTH)

@@ -1,4 +1,4 @@
-"""Control groups: where the system says what it allows the groups of this process."""
+"""Control groups: the folders in which Linux says how much processor and memory a process may use."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ Version: TypeAlias = Literal[1, 2]
 def group_folders(controller: str, proc: Path = PROC, groups: Path = GROUPS) -> Iterator[tuple[Version, Path]]:
     """Yield the folders of the groups that this process is in, and of those around them: each may have a limit.
 
-    A container sees its own group as the outermost, whatever the path that the host knows it by. So folders may be
-    missing.
-
-    Args:
-        controller: ``cpu`` or ``memory``.
-        proc: where the system says which groups these are.
-        groups: where control groups lie.
+    A container sees its own group as the outermost, whatever path the host knows it by. So folders may be missing.
+    ``controller`` is ``cpu`` or ``memory``.
     """
     try:
-        # Names may have what else ends a line in Python.
+        # Split at "\n" alone: names may have characters that end a line in Python.
         lines = read_control_file(proc / "self" / "cgroup").split("\n")
     except OSError:
         return
@@ -52,5 +47,5 @@ def _with_those_around(root: Path, path: str) -> Iterator[Path]:
 
 
 def read_control_file(file: Path) -> str:
-    """Return what the system says; names in it are bytes, which need be no UTF-8."""
+    """Return the text of a control file. Names in it are bytes, which need not be UTF-8."""
     return file.read_text(encoding="utf-8", errors="surrogateescape")

@@ -30,13 +30,10 @@ sixteen)."""
 
 
 def check_exact(engine: Engine) -> None:
-    """Refuse an engine whose logits depend on the width of the pass.
+    """Raise ``CapabilityError`` if an engine's logits depend on the width of the pass.
 
-    It reads a text of sixteen tokens, which takes 37 passes; where passes wait, the end of it alone in passes of each
-    width, which takes six.
-
-    Raises:
-        CapabilityError: they do.
+    It reads a text of sixteen tokens, which takes 37 passes. Where passes wait for a disk it reads the end of that text
+    alone, which takes six.
     """
     size = engine.vocabulary.size
     # Any text will do, as long as its rows differ.
@@ -52,7 +49,7 @@ def check_exact(engine: Engine) -> None:
 
 
 def _by_all_rows(engine: Engine, token_ids: Sequence[int], widest: int) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-    """Yield widths, and rows of passes of one and of such a width; every row of the text, one width after the other."""
+    """Yield each width, with rows of passes of one and of that width, for all of the text."""
     plain = list(read_rows(engine, token_ids, 1))
     for width in _WIDTHS:
         for ours, theirs in zip(plain, read_rows(engine, token_ids, min(width, widest)), strict=True):
@@ -62,7 +59,7 @@ def _by_all_rows(engine: Engine, token_ids: Sequence[int], widest: int) -> Itera
 def _by_their_ends(
     engine: Engine, token_ids: Sequence[int], widest: int
 ) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-    """Yield the same of the text's end, which one pass reads first; then it is read again in one of each width."""
+    """Yield each width, with rows of one pass and of a pass of that width, for the end of the text that it holds."""
     count = min(len(token_ids), widest)
     sequence = engine.open()
     try:

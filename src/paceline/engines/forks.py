@@ -1,4 +1,4 @@
-"""Forks and native threads: a process that is forked after a pass has none of the threads that passes need.
+"""Whether native threads were lost in a fork: a process forked after a pass has none of the threads that passes need.
 
 OpenMP keeps its threads from pass to pass. A fork copies the memory that says they are there, and not the threads, so
 the child's first pass would wait for them forever.
@@ -22,11 +22,7 @@ class NativeThreads:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def use(self) -> None:
-        """Note that a pass is made in this process.
-
-        Raises:
-            CapabilityError: passes were made in the process that this one was forked from.
-        """
+        """Note that a pass is made here; raise ``CapabilityError`` where its threads stayed behind in a fork."""
         if self._lost:
             raise CapabilityError(
                 "this process was forked after a model had run in its parent, and the threads that run models stayed "
@@ -40,4 +36,4 @@ class NativeThreads:
 
 
 native_threads: Final = NativeThreads()
-"""Of this process: one for all engines, because they share OpenMP's threads."""
+"""One for all engines of the process, because they share OpenMP's threads."""

@@ -1,4 +1,4 @@
-"""Huge pages: memory that the processor looks up by 2 MiB instead of 4 KiB, for what every pass reads all of.
+"""Huge pages: memory that the processor looks up by 2 MiB instead of 4 KiB, for weights, which every pass reads.
 
 A pass of one row reads every weight once, and with small pages it looks in the page tables for each 4 KiB of that.
 Linux gives huge pages to memory of a process that asks for them (transparent huge pages, by default ``madvise``), and
@@ -24,8 +24,9 @@ Range: TypeAlias = tuple[int, int]
 """Addresses: the first, and the one behind the last."""
 
 MIN_BYTES: Final = 32 << 20
-"""Less memory is left alone: the processor's caches hold much of such a model, and the stack of a thread is memory,
-too."""
+"""Memory below this is left alone: the processor's caches hold much of so small a model, and the stack of a thread is
+memory, too.
+"""
 
 MAX_WAIT_S: Final = 1.0
 """Seconds that a load may wait for huge pages. Where free memory lies in small pieces the system has to move others
@@ -36,7 +37,7 @@ _STEP_BYTES: Final = 32 << 20
 _PAGE_BYTES: Final = 2 << 20
 
 _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-"""What the system says of huge pages."""
+"""File in which the system says whether it gives huge pages."""
 
 _HUGE: Final = 14
 """Linux's ``MADV_HUGEPAGE``."""
@@ -57,11 +58,7 @@ def gives_huge_pages(setting: Path = _SETTING) -> bool:
 
 
 class HugePages:
-    """Huge pages for what is allocated from now on.
-
-    Args:
-        clock: where times come from.
-    """
+    """Huge pages for what is allocated from now on."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or WallClock()
@@ -69,11 +66,11 @@ class HugePages:
         self._later: list[Range] = []
 
     def take(self) -> None:
-        """Get them, once it is allocated and before it is written to, as far as there is time."""
+        """Ask for huge pages, once the memory is allocated and before it is written to, as far as there is time."""
         waited_s = 0.0
         for first, end in without(private_ranges(), self._known):
             while first < end:
-                # A page that lies in two steps would be small.
+                # Steps end at a huge page: one that lies in two steps would be made of small pages.
                 step_end = min((first + _STEP_BYTES) // _PAGE_BYTES * _PAGE_BYTES, end)
                 began_s = self._clock.now_s()
                 if waited_s > MAX_WAIT_S or not all(_advise((first, step_end), each) for each in (_HUGE, _POPULATE)):
@@ -89,7 +86,7 @@ class HugePages:
 
 
 def private_ranges(proc: Path = PROC) -> list[Range]:
-    """Return where this process has much memory of its own that no file is behind; nothing where nobody says."""
+    """Return the large ranges of memory of this process that no file is behind; none where the system does not say."""
     try:
         lines = read_control_file(proc / "self" / "maps").split("\n")
     except OSError:
@@ -97,7 +94,7 @@ def private_ranges(proc: Path = PROC) -> list[Range]:
     ranges = []
     for line in lines:
         fields = line.split(maxsplit=5)
-        # Where there is a file, it is the sixth.
+        # The sixth column is the file, if there is one.
         if len(fields) == 5 and fields[1] == "rw-p":
             first, end = (int(address, 16) for address in fields[0].split("-"))
             if end - first >= MIN_BYTES:
@@ -106,7 +103,7 @@ def private_ranges(proc: Path = PROC) -> list[Range]:
 
 
 def without(ranges: Iterable[Range], known: Sequence[Range]) -> list[Range]:
-    """Return the parts of ranges that were not known. The system merges neighbours, so one may hold another."""
+    """Return the parts of ranges that are not in ``known``. The system merges neighbours, so one may hold another."""
     rest = list(ranges)
     for first, end in known:
         rest = [
@@ -122,6 +119,5 @@ _madvise: Final = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform ==
 
 
 def _advise(memory: Range, advice: int) -> bool:
-    """Return whether the system takes advice about memory."""
     first, end = memory
     return _madvise is not None and _madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice) == 0

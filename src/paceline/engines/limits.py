@@ -22,10 +22,9 @@ _WAYS_OUT: Final[Mapping[str, str]] = {
 
 
 def check_range(name: str, value: int | None, lowest: int, highest: int) -> None:
-    """Check a setting; ``None`` leaves the choice to the engine.
+    """Raise ``InputError`` if a setting is out of range, by the name of its option.
 
-    Raises:
-        InputError: the value is out of range. The message names the option, too.
+    ``None`` leaves the choice to the engine.
     """
     if value is None or lowest <= value <= highest:
         return

@@ -1,4 +1,4 @@
-"""Memory: how much can be had, what this process holds, and what goes to what of it."""
+"""Memory: how much is available, how much this process holds, and how it is shared out when layers are streamed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Final
 
 from paceline.engines.control_groups import GROUPS, PROC, Version, group_folders, read_control_file
 
-# Of a control group: the limit, what is taken, and what of that is file pages, which give way.
+# Files of a control group: the limit, the use, and the part of the use that is reclaimable file pages.
 _FILES: Final[dict[Version, tuple[str, str, tuple[str, str]]]] = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
 }
 
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-"""Only glibc has it."""
+"""``malloc_trim``, which only glibc has."""
 
 SPARE_BYTES: Final = 32 << 20
 """Bytes left free for what Python comes to hold, and for the pages of the file that are looked up."""
@@ -39,12 +39,12 @@ class Footprint:
 
     @property
     def held_bytes(self) -> int:
-        """What the system counts of it."""
+        """Bytes that the system counts."""
         return self.num_bytes - self.untouched_bytes
 
 
 NO_FOOTPRINT: Final = Footprint()
-"""What a model takes that is not there: nothing."""
+"""The footprint of no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class OtherMemory:
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
         return self.draft.num_bytes + self.prompts_bytes
 
 
@@ -87,7 +86,6 @@ class Room:
 
     @property
     def weights_bytes(self) -> int:
-        """What is left for weights and slots."""
         return self.total_bytes - self.process_bytes - self.other.num_bytes - self.working_bytes - SPARE_BYTES
 
 
@@ -127,12 +125,12 @@ class MemoryPlan:
 
     @property
     def pass_s(self) -> float:
-        """Return the seconds that reading takes of every pass."""
+        """Seconds of every pass that reading takes."""
         return self.pass_bytes / self.bytes_per_s
 
 
 def held_memory(proc: Path = PROC) -> int:
-    """Return the bytes that this process holds for itself; 0 where nobody says."""
+    """Return the bytes that this process holds for itself; 0 where the system does not say."""
     try:
         status = read_control_file(proc / "self" / "status")
     except OSError:
@@ -142,22 +140,17 @@ def held_memory(proc: Path = PROC) -> int:
 
 
 def give_back_freed() -> None:
-    """Let the C library give what was freed back to the system, where it can.
+    """Have the C library give what was freed back to the system, where it can.
 
-    It keeps much of that, for each thread that ever allocated: what a model that is closed has taken would count as
-    held when the next one is planned.
+    It keeps much of that, for each thread that ever allocated. What a closed model had taken would count as held when
+    the next one is planned.
     """
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
-    """Return how many bytes of memory can be had without swapping, or ``None`` where the system does not say.
-
-    Args:
-        proc: where the system says it.
-        groups: where control groups lie.
-    """
+    """Return how many bytes of memory can be had without swapping; ``None`` where the system does not say."""
     try:
         lines = read_control_file(proc / "meminfo").splitlines()
     except OSError:
@@ -169,13 +162,13 @@ def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
 
 
 def _left_by_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """Yield what each control group that this process is in leaves."""
+    """Yield what each control group of this process leaves."""
     for version, folder in group_folders("memory", proc, groups):
         limit, usage, file_pages = _FILES[version]
         try:
             limit_bytes, used_bytes = int((folder / limit).read_text()), int((folder / usage).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             given_way_bytes = sum(int(stat.get(name, 0)) for name in file_pages)
-        except (OSError, ValueError):  # none there, or a limit of "max"
+        except (OSError, ValueError):  # no such file, or a limit of "max"
             continue
         yield max(limit_bytes - used_bytes + given_way_bytes, 0)

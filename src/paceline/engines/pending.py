@@ -1,4 +1,4 @@
-"""Bookkeeping of pending trees that every engine shares: who follows whom, and what a step may ask for."""
+"""Pending trees, as every engine keeps them: which node follows which, and whether a step fits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class PendingTree:
         return len(self.parents)
 
     def append(self, parents: Sequence[int]) -> None:
-        """Add one node for each parent."""
         for parent in parents:
             self.depths.append(1 if parent == COMMITTED_END else self.depths[parent] + 1)
             self.parents.append(parent)
@@ -34,7 +33,6 @@ class PendingTree:
         del self.depths[size:]
 
     def clear(self) -> None:
-        """Forget all nodes."""
         self.parents.clear()
         self.depths.clear()
 

@@ -1,4 +1,4 @@
-"""A known text read in passes of a chosen width: what its rows are must not depend on that."""
+"""Reading a known text in passes of a chosen width: for an exact engine the rows do not depend on it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,11 @@ def read_rows(
     first_wanted: int = 0,
     before_pass: Callable[[], None] | None = None,
 ) -> Generator[FloatArray, None, None]:
-    """Yield copies of the rows ``[vocab]`` of a text, in a sequence that is closed afterwards.
+    """Yield copies of the rows ``[vocab]`` of a text from index ``first_wanted`` on.
 
-    Args:
-        engine: it must have a sequence to spare.
-        token_ids: the text.
-        width: rows of a pass; the last one may have fewer.
-        num_prompt: tokens at the start that are read in passes as wide as the engine takes.
-        first_wanted: index of the first token whose row is wanted.
-        before_pass: called before every pass behind those.
-
-    Raises:
-        EngineError: a pass failed, or the cache has no room for it.
+    The first ``num_prompt`` tokens are read in passes as wide as the engine takes, the others in passes of ``width``
+    rows, before each of which ``before_pass`` is called. The engine needs a sequence to spare, which is closed
+    afterwards.
     """
     sequence = engine.open()
     try:

@@ -29,7 +29,7 @@ CostCurve: TypeAlias = Callable[[int, int], float]
 
 
 _SAVED_TOKEN_BYTES = 4
-"""Host memory that a saved token is taken to need."""
+"""Host memory of a saved token."""
 
 
 class ScriptedVocabulary:
@@ -52,23 +52,20 @@ class ScriptedVocabulary:
 
     @classmethod
     def of_size(cls, size: int, end_ids: Iterable[int] = ()) -> ScriptedVocabulary:
-        """Return a vocabulary of ``size`` characters, starting at ``!`` and running on through Unicode."""
         first = ord("!")
         return cls([chr(first + i).encode() for i in range(size)], end_ids)
 
     @property
     def size(self) -> int:
-        """Number of token ids."""
         return len(self._pieces)
 
     @property
     def text_end_ids(self) -> frozenset[int]:
-        """None: what ends an answer adds no text."""
+        """``None``: what ends an answer adds no text."""
         return frozenset()
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text: those that end an answer."""
         return self.end_ids
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -83,15 +80,12 @@ class ScriptedVocabulary:
         return token_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes."""
         return self._pieces[token_id]
 
     def token_spelling(self, token_id: int) -> bytes | None:
-        """Return a token's piece, that of an end token too; ``None`` for padding."""
         return self._spellings[token_id] or None
 
     def fewest_tokens(self, text: str) -> int:
-        """Return how many tokens a text has at least."""
         return TokenReach.of(self._spellings).fewest_tokens(text)
 
 
@@ -121,14 +115,12 @@ class ScriptedOutput:
         self._prefixes = prefixes
 
     def wait(self) -> None:
-        """Virtual passes are over at once."""
+        pass
 
     def logits(self, step: int, output: int) -> Float64Array:
-        """Return the model's logits after that row's own path."""
         return self._model(self._prefixes[step][output])
 
     def hidden_states(self, step: int, output: int) -> Float64Array:
-        """Functions have no hidden states."""
         raise CapabilityError("the scripted engine has no hidden states")
 
 
@@ -191,7 +183,6 @@ class ScriptedEngine:
         self._closed = False
 
     def open(self) -> int:
-        """Start an empty sequence."""
         self._check_open()
         if len(self._sequences) >= self.capabilities.max_sequences:
             raise CapabilityError(
@@ -203,7 +194,6 @@ class ScriptedEngine:
         return handle
 
     def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
-        """Append the steps' rows and move the clock by the cost of the pass."""
         self._check_open()
         rows = sum(len(step.token_ids) for step in steps)
         if not 0 < rows <= self.capabilities.max_rows:
@@ -238,7 +228,6 @@ class ScriptedEngine:
         return ScriptedOutput(self._model, prefixes)
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
-        """Keep one path of the pending tree."""
         state = self._sequence(sequence)
         state.pending.check_path(path)
         self._check_rollback(state, len(state.pending) - len(path), len(state.committed) + len(path))
@@ -246,11 +235,9 @@ class ScriptedEngine:
         self._drop_pending(state)
 
     def length(self, sequence: int) -> int:
-        """Return the number of committed tokens."""
         return len(self._sequence(sequence).committed)
 
     def fork(self, sequence: int) -> int:
-        """Start a sequence with the same committed tokens."""
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError("a sequence with pending nodes cannot be forked: commit first")
@@ -261,7 +248,6 @@ class ScriptedEngine:
         return handle
 
     def trim(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` committed tokens."""
         state = self._sequence(sequence)
         if not 0 <= length <= len(state.committed):
             raise ValueError(f"cannot keep {length} of {len(state.committed)} committed tokens")
@@ -271,11 +257,9 @@ class ScriptedEngine:
         self._drop_pending(state)
 
     def saved_bytes(self, sequence: int) -> int:
-        """Return the bytes that :meth:`save` would take."""
         return _SAVED_TOKEN_BYTES * len(self._sequence(sequence).committed)
 
     def save(self, sequence: int) -> SavedSequence:
-        """Copy the committed tokens."""
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError("a sequence with pending nodes cannot be saved: commit first")
@@ -284,7 +268,6 @@ class ScriptedEngine:
         return SavedSequence(len(saved.committed), _SAVED_TOKEN_BYTES * len(saved.committed), floor, saved)
 
     def restore(self, saved: SavedSequence) -> int:
-        """Start a sequence with saved tokens."""
         self._check_open()
         if not isinstance(saved.state, _Saved) or saved.state.engine is not self:
             raise ValueError("another engine saved this sequence: restore it there")
@@ -294,13 +277,11 @@ class ScriptedEngine:
         return handle
 
     def close_sequence(self, sequence: int) -> None:
-        """Forget a sequence."""
         self._sequence(sequence)
         self._cell_count.close(sequence)
         del self._sequences[sequence]
 
     def close(self) -> None:
-        """Forget all sequences."""
         self._sequences.clear()
         self._closed = True
 
@@ -314,7 +295,6 @@ class ScriptedEngine:
         return used
 
     def _check_rollback(self, state: _ScriptedSequence, rows: int, length: int) -> None:
-        """Note that rows are taken back, and ``length`` tokens left; raise ``CapabilityError`` where they cannot be."""
         if self.capabilities.max_rollback is None or rows == 0:
             return
         most = state.undoable if state.latest_pass == self._num_passes else 0
@@ -344,14 +324,7 @@ def table_model(table: Float64Array) -> LogitFunction:
 
 
 def random_model(vocab_size: int, *, seed: int, order: int = 3, spread: float = 2.0) -> LogitFunction:
-    """Return a model with random but fixed logits after every run of ``order`` tokens.
-
-    Args:
-        vocab_size: number of logits.
-        seed: models with different seeds are independent.
-        order: how many last tokens matter.
-        spread: standard deviation of the logits.
-    """
+    """Return a model with random but fixed logits, of deviation ``spread``, after every run of ``order`` tokens."""
     ids = np.arange(vocab_size, dtype=np.int64)
     memo: dict[tuple[int, ...], Float64Array] = {}
 

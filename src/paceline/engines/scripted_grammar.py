@@ -33,11 +33,9 @@ class AutomatonConstraint:
         self._runs = runs
 
     def fork(self) -> AutomatonConstraint:
-        """Return one that stands in the same state."""
         return AutomatonConstraint(self._table, self._state, self._runs)
 
     def allows(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the tokens the automaton takes."""
         state = self._state
         for count, token_id in enumerate(token_ids):
             state = int(self._table[state, token_id])
@@ -46,19 +44,17 @@ class AutomatonConstraint:
         return len(token_ids)
 
     def advance(self, token_id: int) -> None:
-        """Go to the next state."""
         state = int(self._table[self._state, token_id])
         if state == FORBIDDEN:
             raise ConstraintError(f"token {token_id} may not follow in state {self._state}")
         self._state = state
 
     def mask(self) -> BoolArray:
-        """Return which tokens lead anywhere."""
         mask: BoolArray = self._table[self._state] != FORBIDDEN
         return mask
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that follow without a choice, as many as there are states at most."""
+        """As many tokens as there are states at most."""
         if self._runs is not None:
             return self._runs[self._state]
         run: list[int] = []

@@ -49,34 +49,28 @@ _LITTLE: Final = 8
 """Losing this part of a sequence is losing little of it."""
 
 _RESTORE_COST: Final = 32
-"""Restoring as many tokens is taken to cost as much as reading one."""
+"""Restoring this many tokens is taken to cost as much as reading one."""
 
 _CELL_COST: Final = 8
-"""Cells of its own for as many tokens, which a fork would share, are taken to cost as much as reading one."""
+"""Taking this many cells that a fork would share is taken to cost as much as reading one."""
 
 
 _OPENING: Final[Sequence[int]] = range(0)
-"""The tokens of a sequence whose owner has not heard of it yet."""
+"""The tokens of a sequence whose owner does not have the handle yet."""
 
 _NO_HANDLE: Final = -1
 """The handle of a sequence that its engine has not opened yet.
 
-Its entry is made first. Making one is a call, behind which Python looks for interrupts, and one that came between the
-handle's birth and its entry would lose the sequence.
+Its entry is made first: making one is a call, behind which Python looks for interrupts. One that came between opening
+and the entry would lose the sequence.
 """
 
 _NO_TOKENS: Final = np.zeros(0, dtype=np.int32)
-"""What an empty sequence holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A sequence for a request.
-
-    Attributes:
-        sequence: its handle at the engine.
-        cached: how many of the first tokens asked for it holds; it holds no others.
-    """
+    """A sequence for a request, which holds ``cached`` of the first tokens asked for and no others."""
 
     sequence: int
     cached: int
@@ -112,13 +106,7 @@ class _Saved:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """Something to start from.
-
-    Attributes:
-        source: where the tokens are.
-        shared: how many of its first tokens are wanted.
-        worth: tokens that need not be read, less what that costs.
-    """
+    """Something to start from; ``worth`` is the tokens that need not be read, less what starting from it costs."""
 
     source: _Entry | _Saved
     shared: int
@@ -157,12 +145,11 @@ class SequencePool:
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept, and requests share what they read."""
         return self._max_idle > 0
 
     @property
     def used_cells(self) -> int:
-        """Cells that committed tokens take, of open sequences and idle ones; what forks share counts once."""
+        """Cells of committed tokens, of open sequences and idle ones; shared cells count once."""
         lengths = {}
         for sequence, entry in self._entries.items():
             try:
@@ -174,22 +161,17 @@ class SequencePool:
     # --- for owners ---------------------------------------------------------------------------------------------------
 
     def open(self, token_ids: Sequence[int], *, most: int | None = None, namespace: str = "") -> Opened:
-        """Open a sequence that holds as many of the first tokens as are at hand.
+        """Open a sequence that holds as many of the first tokens as are at hand, at most ``most``.
 
-        Args:
-            token_ids: what it will hold: its owner's list, which is looked at again later (:meth:`hold`).
-            most: how many it may hold already; ``None`` for all, 0 for an empty one.
-            namespace: whose it is. Nothing of one namespace is used for another.
-
-        Raises:
-            CapabilityError: as many as the engine can have are open.
+        ``token_ids`` is the list of its owner, which is looked at again later (:meth:`hold`). Nothing of one namespace
+        is used for another.
         """
         try:
             entry, cached = self._open(self._matches(token_ids, most, namespace), namespace)
             opened = Opened(entry.sequence, cached)
             self.hold(entry.sequence, token_ids)
         except BaseException:
-            # Nobody would ever hear of one that is half open when an interrupt comes.
+            # A sequence that is half open when an interrupt comes has no owner.
             self._close_half_open()
             raise
         return opened
@@ -199,29 +181,18 @@ class SequencePool:
         return next((match.shared for match in self._matches(token_ids, most, namespace)), 0)
 
     def shared_cells(self, token_ids: Sequence[int], *, most: int | None = None, namespace: str = "") -> int:
-        """Return how many cells :meth:`open` would share with an open sequence now, rather than take for itself.
-
-        Args:
-            token_ids: as for :meth:`open`.
-            most: as for :meth:`open`.
-            namespace: as for :meth:`open`.
-        """
+        """Return how many cells :meth:`open` would share with an open sequence now, rather than take for itself."""
         best = next(iter(self._matches(token_ids, most, namespace)), None)
         return best.shared if best is not None and _is_open(best.source) else 0
 
     def hold(self, sequence: int, token_ids: Sequence[int], *, namespace: str = "") -> None:
         """Say what an open sequence holds: the first tokens of ``token_ids``, as many as it has committed.
 
-        One that was released and is still idle is open again, and stays in its namespace.
+        ``token_ids`` is the list of its owner. What is appended to it may be taken back; where other tokens change,
+        this is to be called again. It is empty where the sequence holds something else. A sequence that was released
+        and is still idle is open again, and stays in its namespace; one that is not of this pool is from now on.
 
-        Args:
-            sequence: of this pool, or opened at the engine before, which is this pool's from now on.
-            token_ids: its owner's list. What is appended to it may be taken back; where other tokens change, this is to
-                be called again. An empty one where the sequence holds something else.
-            namespace: whose a sequence is that is new to this pool.
-
-        Raises:
-            ClosedError: the sequence was closed: what it held has to be read again.
+        Raises ``ClosedError`` where the sequence was closed: what it held has to be read again.
         """
         tokens = _array(token_ids if self._max_idle else ())
         entry = self._entries.get(sequence)
@@ -232,23 +203,22 @@ class SequencePool:
                 self._close(entry)  # an interrupt came before all of it was
             raise
         except EngineError:
-            pass  # torn: it is still its owner's to close
+            pass  # torn: its owner still has to close it
         if entry is None:
             entry = self._entries[sequence] = _Entry(sequence, namespace, tokens, token_ids)
         entry.tokens, entry.owners = tokens, token_ids
 
     def trim(self, sequence: int, length: int) -> None:
-        """Trim an open sequence. See :meth:`~paceline.engines.base.Engine.trim`."""
         self._engine.trim(sequence, length)
         self._cells.trim(sequence, length)
         if length == 0 and sequence in self._entries:
             self._entries[sequence].floor = 0
 
     def release(self, sequence: int) -> None:
-        """Take back a sequence that its owner is done with, keep it if it may be of use, and close it otherwise.
+        """Take back a sequence that its owner is done with; keep it if it may be of use, and close it otherwise.
 
-        One that is no longer open, as it was released before, is left alone. Where an interrupt or an error cuts this
-        short, the sequence may be open, idle or closed: an owner that wants to go on calls :meth:`hold`.
+        A sequence that is no longer open is left alone. Where an interrupt or an error cuts this short, the sequence
+        may be open, idle or closed: an owner that wants to go on calls :meth:`hold`.
         """
         entry = self._entries.get(sequence)
         if entry is None or entry.owners is None:
@@ -278,8 +248,7 @@ class SequencePool:
     def discard_owned(self, token_ids: Sequence[int]) -> None:
         """Close the open sequence of an owner who has not learned its handle, as an interrupt came before.
 
-        Args:
-            token_ids: the very list that was given to :meth:`open`.
+        ``token_ids`` is the very list that was given to :meth:`open`.
         """
         self._close_half_open()
         for entry in list(self._entries.values()):
@@ -287,11 +256,7 @@ class SequencePool:
                 self._close(entry)
 
     def make_room(self) -> bool:
-        """Free the cells and ids of idle sequences, by saving them where there is room for that.
-
-        Returns:
-            Whether there was any.
-        """
+        """Free the cells and ids of idle sequences, saving them where there is room; return whether there were any."""
         idle = self._idle
         for entry in idle:
             self._save(entry)
@@ -331,7 +296,7 @@ class SequencePool:
                 worth = shared - len(other.tokens) / _RESTORE_COST - in_cells / _CELL_COST
                 if worth >= self.least_reuse:
                     matches.append(_Match(other, shared, worth))
-        # Of equal ones those in the cells come first, and of these the idle ones: nobody else has their cells.
+        # Among equals those in the cells come first, and of these the idle ones, which share no cells.
         matches.sort(key=lambda match: (-match.worth, isinstance(match.source, _Saved), _is_open(match.source)))
         return matches
 
@@ -349,7 +314,7 @@ class SequencePool:
             return _NO_TOKENS
         known = entry.tokens
         if length > len(known) and entry.owners is not None:
-            # What came since is mostly a little. It is not kept: an owner may take the last of it back.
+            # Tokens since the last look are few, and not kept: an owner may take the last of them back.
             return np.concatenate((known, _array(entry.owners[len(known) : length])))
         return known[:length]
 
@@ -394,7 +359,7 @@ class SequencePool:
         return entry
 
     def _restore(self, saved: _Saved, shared: int) -> _Entry | None:
-        # First, so that what is moved out for it finds room in its place.
+        # Taken out first, so that what is saved to make room for it finds room in its place.
         self._saved.remove(saved)
         self.make_room()
         entry = _Entry(_NO_HANDLE, saved.namespace, saved.tokens, _OPENING, saved.state.floor)

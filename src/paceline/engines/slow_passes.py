@@ -1,8 +1,8 @@
 """Engines whose passes wait for something else than their rows: weights that come from a disk.
 
 However few rows such a pass has, it takes as long as what it waits for; more rows cost nothing until computing them
-takes longer than that. An engine that knows of it says so, so that such passes are counted before they are made: a
-profile, say, has time for thousands of others, and for two of these.
+takes longer than that. The engine says so, and callers count such passes beforehand: a cost profile has time for
+thousands of others, and for two of these.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.engines.base import Engine
 
 
 class SlowPasses(Protocol):
-    """What an engine says of its passes beyond the contract, where these wait."""
+    """What an engine with such passes offers beyond the contract."""
 
     @property
     def floor_s(self) -> float:
-        """Seconds that a narrow pass took when the model was loaded, what it waited for included."""
+        """Seconds of a narrow pass when the model was loaded, waiting included."""
         ...
 
     @property
@@ -33,22 +33,26 @@ class SlowPasses(Protocol):
         ...
 
     def set_dry(self, is_dry: bool) -> None:
-        """Let passes go on without waiting, or wait again. What they compute means nothing then, but takes its time.
+        """Make *dry* passes, which do not wait, or waiting ones again.
 
-        It is finite, so that nothing else is spoilt by what of it stays in the cache.
+        What a dry pass computes means nothing and takes its usual time. It is finite, so that nothing else is spoilt by
+        what of it stays in the cache.
         """
         ...
 
 
 def slow_passes(engine: Engine) -> SlowPasses | None:
-    """Return what an engine says of passes that wait; ``None`` where they do not."""
+    """Return :class:`SlowPasses` of an engine; ``None`` where passes do not wait."""
     found: SlowPasses | None = getattr(engine, "slow_passes", None)
     return found
 
 
 @contextmanager
 def dry(engine: Engine) -> Iterator[None]:
-    """Make passes without waiting within the block, to see what their rows take. Of others, they are as always."""
+    """Make passes without waiting within the block, to time what their rows take.
+
+    Engines without such passes are unchanged.
+    """
     slow = slow_passes(engine)
     if slow is None:
         yield

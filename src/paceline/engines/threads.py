@@ -21,29 +21,24 @@ import psutil
 from paceline.engines.control_groups import GROUPS, PROC, group_folders
 
 _VERSION_1: Final = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-"""What a control group of version 1 says in two files, and one of version 2 in ``cpu.max``."""
+"""Files of a control group of version 1; version 2 has both figures in ``cpu.max``."""
 
 PERIOD_S: Final = 0.2
 """How often the cores are looked at: systems count their time in hundredths of a second."""
 
 _LONGEST_S: Final = 1.5 * PERIOD_S
-"""Seconds between two looks, as between two answers, above which what was seen says little of now."""
+"""Seconds between two looks, as between two answers, above which the load that was measured says little of now."""
 _SOON_S: Final = 0.1
-"""Seconds until the next look where that is so."""
+"""Seconds until the next look after such a gap."""
 
 
 def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Return how many physical cores this process may keep busy: affinity mask, hardware threads, container quota.
-
-    Args:
-        proc: where the system says which control groups this process is in.
-        groups: where control groups lie.
-    """
+    """Return how many physical cores this process may keep busy: affinity mask, hardware threads, container quota."""
     return max(1, min([cores(), *_quotas(proc, groups)]))
 
 
 def _quotas(proc: Path, groups: Path) -> Iterator[int]:
-    """Yield how many whole cores each control group that this process is in allows; the rest of one is no core.
+    """Yield how many whole cores each control group of this process allows; the rest of one is no core.
 
     Two threads in one and a half cores use up a period's time together, and wait for the next one in the middle of a
     pass.
@@ -54,9 +49,9 @@ def _quotas(proc: Path, groups: Path) -> Iterator[int]:
                 quota, period = (int((folder / name).read_text()) for name in _VERSION_1)
             else:
                 quota, period = map(int, (folder / "cpu.max").read_text().split())
-        except (OSError, ValueError):  # none there, or a quota of "max"
+        except (OSError, ValueError):  # no such file, or a quota of "max"
             continue
-        if quota > 0 < period:  # version 1 says -1 where there is none
+        if quota > 0 < period:  # version 1 says -1 where there is no quota
             yield quota // period
 
 
@@ -76,22 +71,18 @@ def cores() -> int:
 
 
 def busy_seconds() -> float:
-    """Return the seconds that the cores of this process's mask were busy since the machine was started, in sum.
-
-    Raises:
-        OSError: the system does not say.
-    """
+    """Return the seconds that the cores of this process's mask were busy since the machine was started, in sum."""
     try:
         times = psutil.cpu_times(percpu=True)
     except (psutil.Error, NotImplementedError, RuntimeError, ValueError, IndexError) as error:
         raise OSError(f"the system does not say how busy its cores are: {error}") from error
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    # A guest's time is part of the user's; that of the host is not this machine's to give.
+    # A guest's time is counted as the user's; time that the host took (steal) is not this machine's to give.
     return float(sum(sum(times[cpu]) - times[cpu].idle - _more_idle(times[cpu]) for cpu in mask if cpu < len(times)))
 
 
 def _more_idle(times: object) -> float:
-    """Return what is counted beside the busy time and the idle: waiting for a disk, and what counts twice."""
+    """Return what is counted beside busy and idle time: waiting for a disk, and what counts twice."""
     return sum(float(getattr(times, name, 0.0)) for name in ("iowait", "steal", "guest", "guest_nice"))
 
 
@@ -139,7 +130,7 @@ class SpareCores:
         try:
             now = self._clock_s(), self._busy_s(), self._own_s()
         except OSError:
-            # Nothing is known of others, here and later.
+            # What other processes use is not known on this system.
             self._due_s, self.threads = float("inf"), self.most
             return
         self._due_s = now[0] + PERIOD_S
@@ -151,7 +142,7 @@ class SpareCores:
         if wall_s > _LONGEST_S:
             self._due_s = now[0] + _SOON_S
         others = max(0.0, busy_s - own_s) / max(wall_s, 1e-9)
-        # Half a core in use is a core in use: whoever has it now is in the way of a thread every other time.
+        # Half a core in use counts as a core: its user would hold up a thread every other time.
         free = int(self._cores - others + 0.5)
         self.threads = min(max(free, 1), self.most)
 
@@ -159,9 +150,7 @@ class SpareCores:
 class PassThreads:
     """The threads of passes of one row, and of wider ones: as the user set them, or as others leave cores.
 
-    Args:
-        threads: of passes of one row; ``None`` for as many as :func:`usable_cores`, less what others use.
-        threads_batch: of wider passes; ``None`` for the same as ``threads``.
+    ``None`` is as many as :func:`usable_cores`, less what others use; for wider passes, the same as for narrow ones.
 
     Attributes:
         most: both numbers on a quiet machine.
@@ -174,7 +163,6 @@ class PassThreads:
         self._spare = SpareCores(most, cores()) if threads is None else None
 
     def look(self) -> tuple[int, int]:
-        """Return both numbers for the next pass; cheap."""
         if self._spare is None:
             return self.most
         spare = self._spare.look()

@@ -1,8 +1,8 @@
-"""Threads that passes wait for.
+"""Threads that passes wait for, in which nothing may wait for the engine's thread.
 
 Python collects garbage in whatever thread happens to allocate, and runs finalizers there, users' own among them: one
-that closes a stream waits for the engine's thread. In a thread that the engine's thread waits for itself, that would be
-for ever. So such threads say what they are, and nothing in them waits.
+that closes a stream waits for the engine's thread. In a thread that the engine's thread itself waits for, that would be
+a deadlock. So such threads say what they are, and nothing in them waits.
 """
 
 from __future__ import annotations
@@ -19,5 +19,4 @@ def be_waited_for() -> None:
 
 
 def is_waited_for() -> bool:
-    """Return whether passes wait for this thread."""
     return getattr(_this, "is_waited_for", False)

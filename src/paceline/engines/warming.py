@@ -13,22 +13,15 @@ ROUND_WIDTHS: Final = (*range(1, 17), *range(24, 65, 8))
 """Rows of rounds. On CUDA llama.cpp has a kernel for each number of them up to 8, and then for each eight more."""
 
 _MAX_S: Final = 1.5
-"""After which no further pass is made: layers that were left to the CPU can take long."""
+"""Seconds after which no further pass is made: layers that were left to the CPU can take long."""
 
 
 def warm_up(engine: Engine, widths: Iterable[int] = ROUND_WIDTHS) -> None:
     """Make a pass of each width, every row of it read, in the order given and as far as there is room and time.
 
     A GPU's kernels are picked by the rows of a pass and loaded when they are first used, which takes as long as several
-    passes do. A profile of few passes would hold that for the price of the width, and a ledger would charge it to the
-    drafts.
-
-    Args:
-        engine: with a sequence to spare; it is left as it was.
-        widths: rows of a pass.
-
-    Raises:
-        EngineError: a pass failed.
+    passes do. A profile of few passes would take that for the price of the width, and a ledger would charge it to the
+    drafts. The engine needs a sequence to spare and is left as it was.
     """
     limits = engine.capabilities
     widest = min(limits.max_rows, limits.max_outputs, limits.context_length)

@@ -22,14 +22,9 @@ _FIRST_COMPARED: Final = 5
 
 
 def refusal(target: Path, draft: Path) -> str | None:
-    """Say why llama.cpp's programs refuse a draft; ``None`` if they take it. No weights are read.
+    """Say why llama.cpp's programs refuse a draft.
 
-    Args:
-        target: a GGUF file.
-        draft: a GGUF file too.
-
-    Raises:
-        ModelFileError: a file's vocabulary cannot be read.
+    ``None`` if they take it. Both are GGUF files; no weights are read.
     """
     with ExitStack() as stack:
         vocabularies = []
@@ -41,12 +36,7 @@ def refusal(target: Path, draft: Path) -> str | None:
 
 
 def compare(target: Any, draft: Any) -> str | None:
-    """Say why llama.cpp's programs refuse a draft with this vocabulary; ``None`` if they take it.
-
-    Args:
-        target: ``llama_vocab *`` of the target.
-        draft: ``llama_vocab *`` of the draft.
-    """
+    """As :func:`refusal`, of two ``llama_vocab *``."""
     if api.llama_vocab_type(target) != api.llama_vocab_type(draft):
         return "the tokenizers are of two kinds"
     for what, adds, token in (

@@ -55,10 +55,10 @@ from paceline.engines.warming import warm_up
 from paceline.sizes import format_bytes, format_memory
 
 _SLOW_S: Final = 30.0
-"""Seconds for a pass after which it is said that they are many: with few tokens a pass nobody waits for an answer."""
+"""Seconds of a pass from which a model is reported as slow: with few tokens a pass nobody waits for an answer."""
 
 _TRIAL_ROWS: Final = 5
-"""Rows of the passes that show whether layers can be streamed; as many as a batch has at least."""
+"""Rows of the passes that show whether layers can be streamed; a batch has at least as many."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,6 @@ class _NativeSequence:
 
     Attributes:
         main: id whose cells are exactly the committed tokens, and one line of the pending tree.
-        committed: number of committed tokens.
-        pending: the undecided nodes.
         lines: ``[pending]`` id of a line through each node.
         tips: the node (or ``COMMITTED_END``) where each line in use ends, to its id.
         following: branch ids not in use, to the number of committed tokens they see.
@@ -103,12 +101,11 @@ class _NativeSequence:
 
     @property
     def ids(self) -> set[int]:
-        """All native ids it holds."""
         ids = {self.main, *self.lines, *self.tips.values(), *self.following}
         return ids if self.keeper is None else ids | {self.keeper}
 
     def settle(self, committed: int) -> None:
-        """Forget the pending tree: ``main`` ends at ``committed`` tokens now, and nothing is half done."""
+        """Forget the pending tree: ``main`` ends at ``committed`` tokens now, and no change is half done."""
         self.committed = committed
         self.pads = 0
         self.pending.clear()
@@ -123,10 +120,9 @@ class _Placement:
     """What placing one step in a batch changed, for undoing it.
 
     Attributes:
-        state: the sequence.
-        before: its number of pending nodes before.
+        before: the sequence's number of pending nodes before.
         decoded: whether cells may have been written.
-        tips: its tips before; ``None`` when the step only extends the one line of a chain.
+        tips: the sequence's tips before; ``None`` when the step only extends the one line of a chain.
         fresh: branch ids that the step took.
     """
 
@@ -174,12 +170,8 @@ class _Batch:
 class _Output:
     """Logits of one pass, read from llama.cpp's own buffer when asked for.
 
-    Args:
-        engine: whose pass it was.
-        generation: the last native call of the pass.
-        firsts: for each step, its first row in that buffer.
-        counts: for each step, its number of rows.
-        copied: rows of steps that were in an earlier native call.
+    ``generation`` is the last native call of the pass, in whose buffer the rows of each step begin at ``firsts``. Rows
+    of steps that were in an earlier native call are in ``copied``.
     """
 
     __slots__ = ("_copied", "_counts", "_engine", "_firsts", "_generation", "_rows")
@@ -200,16 +192,9 @@ class _Output:
         self._rows: FloatArray | None = None
 
     def wait(self) -> None:
-        """Return when the pass has finished."""
         self._engine._synchronize(self._generation)
 
     def logits(self, step: int, output: int) -> FloatArray:
-        """Return the logits ``[vocab]`` of ``steps[step].outputs[output]``, float32, borrowed and read-only.
-
-        Raises:
-            IndexError: no such output was asked for.
-            EngineError: the engine has run another pass since.
-        """
         if not 0 <= output < self._counts[step]:
             raise IndexError(f"step {step} has {self._counts[step]} outputs, not one numbered {output}")
         rows = self._rows
@@ -220,7 +205,6 @@ class _Output:
         return row
 
     def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Raise :class:`CapabilityError`: this engine offers logits only."""
         raise CapabilityError("the GGUF engine does not offer hidden states; use a drafter that needs none")
 
 
@@ -279,10 +263,9 @@ class LlamaCppEngine:
                 raise
 
     def _stream_layers(self, stream: LayerStream) -> None:
-        """Let layers that do not fit into memory be read while they are used; see that nothing else changes.
+        """Have layers that do not fit into memory read while they are used, and check that no row changes.
 
-        Raises:
-            UnstreamableError: they cannot be, or rows are not the same then.
+        Raises ``UnstreamableError`` where they cannot be, or rows are not the same then.
         """
         config, room = self._loaded.config, self._loaded.room
         assert room is not None
@@ -294,7 +277,7 @@ class LlamaCppEngine:
         mapped = self._trial_rows(_TRIAL_ROWS)
         stream.stop_noting(config.path)
         if weights_bytes < stream.needed_bytes:
-            # What a pass reads at once could not be foreseen.
+            # How much is read at once is known only now, from the passes that were noted.
             raise UnstreamableError(
                 f"the layers of {config.path} cannot be streamed through {format_memory(weights_bytes)}: what a pass "
                 f"reads at once takes {format_memory(stream.needed_bytes)}; give more memory, or run it "
@@ -312,7 +295,7 @@ class LlamaCppEngine:
                 stacklevel=2,
             )
         for _ in range(2):
-            # Twice, as the ring goes round.
+            # Twice, so that slots are filled again.
             started_s = time.perf_counter()
             rows = self._trial_rows(_TRIAL_ROWS)
             stream.floor_s = time.perf_counter() - started_s
@@ -322,7 +305,7 @@ class LlamaCppEngine:
                     "`stream=False`"
                 )
         if stream.is_streaming:
-            # Once: what is read later is read between waits for passes, and says less of the disk.
+            # Measured once: later reads overlap with passes, and say less of the disk.
             self._memory_plan = stream.memory_plan(room)
 
     def _trial_rows(self, rows: int) -> FloatArray:
@@ -339,51 +322,47 @@ class LlamaCppEngine:
 
     @property
     def description(self) -> str:
-        """The model, its quantisation and where it runs, in a few words for people."""
         self._check_open()
         return self._description
 
     @property
     def vocabulary(self) -> GgufVocabulary:
-        """The model's vocabulary."""
         self._check_open()
         return self._vocabulary
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What this engine can do."""
         self._check_open()
         return self._capabilities
 
     @property
     def slow_passes(self) -> LayerStream | None:
-        """What is known of passes that wait for layers; ``None`` where none are read while they are used."""
+        """Passes that wait for layers; ``None`` where no layers are read while they are used."""
         self._check_open()
         return self._stream if self._stream is not None and self._stream.is_streaming else None
 
     @property
     def memory_plan(self) -> MemoryPlan | None:
-        """What memory goes to, where layers are read while they are used; else ``None``."""
+        """How the memory is shared out where layers are read while they are used; else ``None``."""
         self._check_open()
         return self._memory_plan
 
     @property
     def footprint(self) -> Footprint:
-        """What of the memory of the process loading this model took."""
+        """Memory of the process that loading this model took."""
         self._check_open()
         return self._loaded.footprint
 
     @property
     def fused_attention(self) -> bool | None:
-        """Whether attention is one fused kernel; ``None`` where that is not open: set, or llama.cpp's to choose."""
+        """Whether attention is one fused kernel; ``None`` where that is fixed by the user or left to llama.cpp."""
         self._check_open()
         return self._loaded.fused_attention
 
     def fuse_attention(self, fused: bool) -> None:
         """Fuse attention or not. Only where that is open, and while no sequence is.
 
-        Raises:
-            InputError: there is no memory for another context; the engine is closed.
+        Raises ``InputError`` where there is no memory for another context; the engine is closed then.
         """
         assert self.fused_attention is not None
         assert not self._sequences
@@ -404,11 +383,6 @@ class LlamaCppEngine:
     # --- sequences ----------------------------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Start an empty sequence and return its handle.
-
-        Raises:
-            CapabilityError: ``max_sequences`` are open already.
-        """
         self._check_open()
         if len(self._sequences) >= self._capabilities.max_sequences:
             raise CapabilityError(
@@ -427,16 +401,13 @@ class LlamaCppEngine:
         return handle
 
     def length(self, sequence: int) -> int:
-        """Return the number of committed tokens."""
         return self._state(sequence).committed
 
     def fork(self, sequence: int) -> int:
-        """Start a sequence that shares the committed tokens of ``sequence``, which must have nothing pending.
+        """Share the committed tokens of a sequence.
 
-        Raises:
-            CapabilityError: ``max_sequences`` are open already.
-            NoRoomError: there are no cells for a recurrent sequence that was stepped back and had no pass since.
-            ValueError: ``sequence`` has pending nodes.
+        Beyond the contract, ``NoRoomError`` is raised where there are no cells for a recurrent sequence that was
+        stepped back and had no pass since.
         """
         state = self._state(sequence)
         if state.pending.parents:
@@ -457,12 +428,10 @@ class LlamaCppEngine:
         return handle
 
     def trim(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` committed tokens; pending nodes are dropped.
+        """Keep the first ``length`` committed tokens.
 
-        Raises:
-            ValueError: ``length`` is negative or more than is committed.
-            CapabilityError: the model is recurrent and cannot step back so far, or has sliding windows and what they
-                saw there was not saved with the sequence; nothing was changed.
+        Recurrent models cannot step back far. With sliding windows, what they saw before was not saved with the
+        sequence.
         """
         state = self._state(sequence)
         if not 0 <= length <= state.committed:
@@ -493,25 +462,20 @@ class LlamaCppEngine:
         state.settle(length)
 
     def saved_bytes(self, sequence: int) -> int:
-        """Return the host memory that :meth:`save` would take now, in bytes."""
         return int(api.llama_state_seq_get_size(self._context, self._state(sequence).main))
 
     def save(self, sequence: int) -> SavedSequence:
-        """Copy the committed tokens' state to host memory. The sequence, which has nothing pending, stays as it is.
+        """Copy the committed tokens' state to host memory.
 
         Of layers with sliding windows llama.cpp writes what their next token sees and nothing older, and of recurrent
-        ones the latest state: what is restored goes on from there, and cannot be trimmed.
-
-        Raises:
-            CapabilityError: the model has sliding windows, and the engine one sequence only.
-            EngineError: llama.cpp wrote no state.
-            ValueError: nodes are pending.
+        ones the latest state: what is restored goes on from there, and cannot be trimmed. With sliding windows and an
+        engine of one sequence nothing can be saved.
         """
         state = self._state(sequence)
         if state.pending.parents:
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving")
         if self._loaded.window and not (self._recurrent or self._has_keepers):
-            # Restored, old tokens of its own would lie ahead of it in the cache and be overwritten too early.
+            # After a restore its old tokens would lie ahead of it in the cache and be overwritten too early.
             raise CapabilityError(
                 "a model with sliding windows whose engine has one sequence cannot save it: load it for two or more"
             )
@@ -528,13 +492,7 @@ class LlamaCppEngine:
         return data
 
     def restore(self, saved: SavedSequence) -> int:
-        """Start a sequence that holds the saved tokens, in cells of its own, and return its handle.
-
-        Raises:
-            NoRoomError: the cache has no cells for them; nothing was changed.
-            CapabilityError: ``max_sequences`` are open already; nothing was changed.
-            ValueError: another engine saved them, or this one before attention was fused or not.
-        """
+        """Start a sequence that holds the saved tokens; ``ValueError`` if attention was fused or unfused since."""
         self._check_open()
         source = saved.state
         if not isinstance(source, _SavedState) or source.context is not self._context:
@@ -548,7 +506,7 @@ class LlamaCppEngine:
             state = self._sequences[handle]
             read = api.llama_state_seq_set_data(self._context, _as_bytes(source.data), len(source.data), state.main)
             if read != len(source.data):
-                # Of its reasons the others are excluded: the state is of this context.
+                # llama.cpp's other reasons are excluded: the state is of this context.
                 raise NoRoomError(f"the cache has no free cells for the {saved.length} tokens of a saved sequence")
             state.committed, state.floor = saved.length, saved.floor
             self._keep(state)
@@ -561,11 +519,8 @@ class LlamaCppEngine:
         """Give a sequence ``length`` tokens by copying the cells that it has; return whether that could be done.
 
         No pass is made, so that measuring can have a long context at once. Passes take as long as after a text of that
-        length, and what they compute means nothing. Where it could not be done, nothing or a part of it was. With no
-        more tokens than there are it is asked whether it can.
-
-        Raises:
-            EngineError: llama.cpp wrote no state.
+        length, and what they compute means nothing. Where it returns ``False``, some cells may have been copied. With
+        no more tokens than there are it says whether copying is possible.
         """
         state = self._state(sequence)
         if (
@@ -602,11 +557,10 @@ class LlamaCppEngine:
         return True
 
     def close_sequence(self, sequence: int) -> None:
-        """Forget a sequence and free its cells. Its handle is unknown afterwards."""
         state = self._state(sequence, even_torn=True)
         ids = state.ids
         if state.torn:
-            # It may have taken ids without noting them, and left its marks in the batch.
+            # An interrupted pass may have taken ids without noting them, and left them in the batch.
             ids = self._unheld_ids() | ids
             self._batch.id_counts[:] = 1
         for sequence_id in ids:
@@ -616,7 +570,7 @@ class LlamaCppEngine:
         self._cells.close(sequence)
 
     def close(self) -> None:
-        """Free native memory, the logits of the last pass included. Idempotent; everything else raises afterwards."""
+        """Free native memory, the logits of the last pass included."""
         self._finalizer()
         self._context = self._memory = self._logits_view = None
         self._generation += 1  # outputs must not read the freed logits
@@ -624,14 +578,7 @@ class LlamaCppEngine:
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def forward(self, steps: Sequence[Step]) -> _Output:
-        """Append the rows of ``steps`` (at most one step a sequence) to their pending trees in one pass.
-
-        Raises:
-            NoRoomError: the cache has no free cells, or no branch ids are left; no sequence was changed.
-            EngineError: the pass failed; no sequence was changed (but see :meth:`_undo` for recurrent models).
-            CapabilityError: this process was forked after a pass.
-            ValueError: a step breaks the contract.
-        """
+        """Append the rows of ``steps`` in one pass. For a recurrent model that failed, see :meth:`_undo`."""
         self._check_open()
         native_threads.use()
         states, rows = self._check_steps(steps)
@@ -664,12 +611,6 @@ class LlamaCppEngine:
         return _Output(self, self._generation, firsts, counts, copied)
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
-        """Append the pending nodes of ``path`` to the committed tokens and drop every other pending node.
-
-        Raises:
-            ValueError: ``path`` is not a path of the pending tree.
-            CapabilityError: the model is recurrent and cannot step back so far; nothing was changed.
-        """
         state = self._state(sequence)
         state.pending.check_path(path)
         if not state.pending.parents:
@@ -704,7 +645,6 @@ class LlamaCppEngine:
         return rows, (data.t_p_eval_ms + data.t_eval_ms) / 1000
 
     def reset_decode_counters(self) -> None:
-        """Start the counters of :meth:`decode_counters` at zero."""
         self._check_open()
         api.llama_synchronize(self._context)
         api.llama_perf_context_reset(self._context)
@@ -756,17 +696,9 @@ class LlamaCppEngine:
     def _decode(
         self, steps: Sequence[Step], states: Sequence[_NativeSequence], placements: list[_Placement], length: int = 0
     ) -> None:
-        """Make one native call.
+        """Make one native call, with each step padded to ``length`` rows.
 
-        Args:
-            steps: what it computes.
-            states: for each step, its sequence.
-            placements: to which is added what placing the steps changed.
-            length: rows that each step is padded to.
-
-        Raises:
-            NoRoomError: the cache has no free cells.
-            EngineError: llama.cpp failed.
+        What placing the steps changed goes to ``placements``.
         """
         row, first = 0, len(placements)
         for state, step in zip(states, steps, strict=True):
@@ -796,14 +728,9 @@ class LlamaCppEngine:
     def _decode_recurrent(
         self, steps: Sequence[Step], states: Sequence[_NativeSequence], placements: list[_Placement]
     ) -> dict[int, FloatArray]:
-        """Make the native calls of a pass of a recurrent model; return the rows of all but the last of them.
-
-        Raises:
-            NoRoomError: the cache has no free cells.
-            EngineError: llama.cpp failed.
-        """
+        """Make the native calls of a pass of a recurrent model; return the rows of all but the last of them."""
         self._drop_pads()
-        # Before any call, as what an earlier one did to a state cannot be undone.
+        # Checked before any call, as what a call does to a recurrent state cannot be undone.
         self._check_room(sum(len(step.token_ids) for step in steps))
         calls = native_calls([len(step.token_ids) for step in steps], self._capabilities.max_rollback or 0)
         copied: dict[int, FloatArray] = {}
@@ -831,7 +758,7 @@ class LlamaCppEngine:
         return copied
 
     def _pad(self, state: _NativeSequence, step: Step, row: int, pads: int) -> int:
-        """Write rows that stand for nothing behind those of ``step``; return the row after them."""
+        """Write pad rows behind those of ``step``; return the row after them."""
         batch = self._batch
         end = row + pads
         position = state.committed + len(state.lines)
@@ -842,7 +769,7 @@ class LlamaCppEngine:
         return end
 
     def _check_room(self, rows: int) -> None:
-        """Raise ``NoRoomError`` if a recurrent model has no cells for so many more tokens; those for pads are extra."""
+        """Raise ``NoRoomError`` if a recurrent model has no cells for so many more tokens; cells for pads are extra."""
         if self._capabilities.cells is not None:
             lengths = {handle: state.committed + len(state.pending) for handle, state in self._sequences.items()}
             if rows + self._cells.used(lengths) > self._capabilities.cells:
@@ -953,7 +880,7 @@ class LlamaCppEngine:
         else:
             owner = next(state for state in self._sequences.values() if state.following)
             free, _ = owner.following.popitem()
-        # Also of one that nobody holds: an interrupt may have come between its loss and the end of its cells.
+        # Also for an id that nobody holds: an interrupt may have come before its cells were freed.
         api.llama_memory_seq_rm(self._memory, free, -1, -1)
         return free
 
@@ -1064,7 +991,7 @@ class LlamaCppEngine:
             api.llama_synchronize(self._context)
 
     def _logit_rows(self, generation: int) -> npt.NDArray[np.float32]:
-        """Return llama.cpp's buffer of logits, ``[max_outputs, vocab]``: only the rows of this pass mean anything."""
+        """Return llama.cpp's buffer of logits, ``[max_outputs, vocab]``, of which only this pass's rows are valid."""
         self._check_open()
         if generation != self._generation:
             raise EngineError("these logits are gone: the engine has run another pass since")
@@ -1083,7 +1010,7 @@ class LlamaCppEngine:
 
 
 _NO_ROWS: Final[FloatArray] = np.zeros((0, 0), np.float32)
-"""Of a step that wants none."""
+"""Rows of a step that wants none."""
 
 
 def _is_chain(parents: Sequence[int], tip: int) -> bool:

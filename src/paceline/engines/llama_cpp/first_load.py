@@ -41,13 +41,15 @@ from paceline.models.registry import models_folder
 from paceline.terminal_text import printable
 
 _MAX_CPU_S: Final = 60
-"""Seconds that the other process may compute; a vocabulary takes less than one, a token of what is decoded some."""
+"""Seconds of processor time that the other process may take: a vocabulary takes less than one, a token of the largest
+model that is decoded a few.
+"""
 _MAX_S: Final = 600
-"""Seconds after which it is ended in any case: to read from a slow disk takes no processor."""
+"""Seconds after which the other process is ended in any case: reading from a slow disk takes no processor time."""
 _MAX_DECODED_BYTES: Final = 4 << 30
-"""Most bytes of weights to decode a token with, which reads all of them; of more the graph alone is made."""
+"""Most bytes of weights to decode a token with, which reads all of them; with more, only the graph is built."""
 _DECODED_SHARE: Final = 0.5
-"""Share of the free memory that they may take."""
+"""Share of the free memory that decoded weights may take."""
 _CELLS: Final = 64
 _ROWS: Final = 16
 _SNAPSHOTS: Final = 2
@@ -61,9 +63,9 @@ _LOG_END: Final = 4096
 _LONGEST_LINE: Final = 200
 
 _FOLDERS: Final = re.compile(r"\S*[/\\]([\w.-]+:\d+: )")
-"""What stands before the name of a source file."""
+"""Folders before the name of a source file in llama.cpp's log."""
 _INTERRUPTED: Final = (-signal.SIGINT, -signal.SIGTERM, *([-signal.SIGHUP] if os.name == "posix" else []))
-"""Exit statuses of a process that somebody ended, as Ctrl-C does in a terminal."""
+"""Exit statuses of a process that a user ended, as Ctrl-C does in a terminal."""
 _WINDOWS_ABORTED: Final = 3
 
 _WINDOWS_CRASHED: Final = 0xC0000000
@@ -74,16 +76,10 @@ _checked: Final[set[tuple[Path, int, int]]] = set()
 
 
 def check_first_load(model: GgufModel, libraries: Sequence[ctypes.CDLL]) -> None:
-    """Check that llama.cpp does not end the process over a model, if that is not known.
+    """Raise ``ModelFileError`` if llama.cpp ends its process over a model, where that is not known yet.
 
-    Where no other process can be started, the tokens alone are checked.
-
-    Args:
-        model: what its files say.
-        libraries: llama.cpp's, in which its functions are found.
-
-    Raises:
-        ModelFileError: it is such a one.
+    ``libraries`` are the files in which its functions are found. Where no other process can be started, the tokens
+    alone are checked.
     """
     path = model.paths[0]
     if path in (embedded_target(), embedded_draft()):
@@ -103,7 +99,7 @@ def check_first_load(model: GgufModel, libraries: Sequence[ctypes.CDLL]) -> None
 
 
 def _note(model: GgufModel) -> Path | None:
-    """Return the file that is there once a model was loaded; ``None`` where nothing can be noted."""
+    """Return the file that marks a model as loaded before; ``None`` where none can be written."""
     digest = hashlib.sha256(f"{llama_cpp.__version__} {api.llama_print_system_info()!r}".encode())
     for part, num_bytes in zip(model.paths, model.header_bytes, strict=True):
         with part.open("rb") as file:
@@ -115,19 +111,18 @@ def _note(model: GgufModel) -> Path | None:
 
 
 def _loads(path: Path, told: dict[str, Any]) -> bool:
-    """Load a file in another process, which is told how; return whether that came to an end of its own.
+    """Load a file in another process, by the job ``told``; return whether that process came to an end of its own.
 
-    Raises:
-        ModelFileError: it was ended.
+    Raises ``ModelFileError`` where it was ended by a signal.
     """
     if getattr(sys, "frozen", False) or not sys.executable:  # an application that would start itself
         return False
     try:
         ended = subprocess.run(
-            # Without the site's packages, which take longer than all the rest.
+            # Without site-packages, whose import takes longer than all the rest.
             [sys.executable, "-I", "-S", first_load_program.__file__, json.dumps(told)],
             stdin=subprocess.DEVNULL,
-            # Not into a file, for which there may be no place.
+            # Through a pipe, as there may be no room for a file.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "GGML_NO_BACKTRACE": "1"},
@@ -153,7 +148,7 @@ def _loads(path: Path, told: dict[str, Any]) -> bool:
 
 
 def _make_job(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: bool) -> dict[str, Any]:
-    """Return what the other process is told."""
+    """Return the job of the other process."""
     has_weights = model.num_parameters > 0
     available_bytes = available_memory()
     fits = available_bytes is None or model.num_bytes <= available_bytes * _DECODED_SHARE

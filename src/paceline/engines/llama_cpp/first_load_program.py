@@ -23,11 +23,7 @@ _SPARE_CPU_S = 5
 
 
 def main(told: dict[str, Any]) -> None:
-    """Load a file, read a text, and decode one token.
-
-    Args:
-        told: what :mod:`.first_load` says.
-    """
+    """Load a file, read a text, and decode one token, by the job that :mod:`.first_load` makes."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for llama.cpp
     with contextlib.suppress(ImportError, OSError, ValueError):  # systems without such limits

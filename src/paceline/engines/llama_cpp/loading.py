@@ -1,4 +1,4 @@
-"""What to load and how, and loading it: model and context, or one line that says why not."""
+"""Loading a GGUF model: the config, the model and its context, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ _RECURRENT_SNAPSHOTS: Final = 16
 """Rows a recurrent model can step back; each costs the memory of one more state a sequence."""
 
 _BYTES_OF_BOOKKEEPING: Final = 52
-"""What llama.cpp notes about each cache cell, at least. It touches all of it at once, so that no allocation fails."""
+"""Bytes that llama.cpp notes about each cache cell, at least.
+
+It touches all of it at once, so that no allocation fails.
+"""
 
 _UNIFORM: Final = frozenset(
     ("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi2", "phi3")
@@ -63,11 +66,13 @@ _CACHE_TYPE_BYTES: Final[dict[CacheType, int]] = {"f32": 4, "f16": 2}
 _BF16: Final = 30
 
 _LEFT_FREE: Final = 0.05
-"""Share of what is free that is left so, where nobody says how much a process may hold."""
+"""Share of the free memory that is left free, where nobody says how much a process may hold."""
 
 _SCRATCH_SHARE: Final = 1 / 32
-"""Share of what a process may hold that is for the scratch memory of its widest passes: where layers are streamed a
-prompt is read in as few passes as may be, but what these take cannot go to layers."""
+"""Share of what a process may hold that is for the scratch memory of its widest passes.
+
+Where layers are streamed a prompt is read in as few passes as may be, but what these take cannot go to layers.
+"""
 _BATCH: Final = 512
 """Rows of a pass where nobody says how many."""
 _MIN_BATCH: Final = 128
@@ -76,10 +81,11 @@ _MAX_BATCH: Final = 2048
 """Most rows of a pass where layers are streamed."""
 
 _DRAFT_BATCH: Final = 64
-"""Rows of a pass of a model that only drafts, on a CPU. Computing so many takes far longer than reading the weights, so
-a prompt is read about as fast as in wider passes, and the scratch memory of attention grows with rows times cells.
-[Time of a prompt over that with 256 rows, one thread of a busy EPYC: a 1b in Q4_0 0.97 and in Q2_K 1.04, SmolLM2-135M
-in Q2_K 1.05.]
+"""Rows of a pass of a model that only drafts, on a CPU.
+
+Computing so many takes far longer than reading the weights, so a prompt is read about as fast as in wider passes, and
+the scratch memory of attention grows with rows times cells. [Time of a prompt over that with 256 rows, one thread of a
+busy EPYC: a 1b in Q4_0 0.97 and in Q2_K 1.04, SmolLM2-135M in Q2_K 1.05.]
 """
 
 _LOAD_READ: Final = 0
@@ -204,12 +210,8 @@ class LoadedModel:
     """A model and its context in native memory, which :meth:`free` gives back.
 
     Attributes:
-        config: what was asked for.
         settings: what of that the model can have.
-        model: ``llama_model *``.
         context: ``llama_context *``; ``None`` if another one could not be made in its place.
-        capabilities: what the two can do.
-        description: the model, its quantisation and where it runs, in a few words for people.
         sequence_ids: how many native sequence ids there are.
         branches: how many of them tree branches may take.
         window: tokens that the layers with sliding windows look back; 0 without such layers.
@@ -243,7 +245,7 @@ class LoadedModel:
 
     @property
     def fused_attention(self) -> bool | None:
-        """Whether attention is one fused kernel; ``None`` where that is not open: set, or llama.cpp's to choose."""
+        """Whether attention is one fused kernel; ``None`` where that is fixed by the user or left to llama.cpp."""
         if not self.settings.attention_is_open:
             return None
         return bool(self.settings.flash_attention == api.LLAMA_FLASH_ATTN_TYPE_ENABLED)
@@ -251,12 +253,11 @@ class LoadedModel:
     def fuse_attention(self, fused: bool) -> None:
         """Make another context in place of this one, with attention fused or not. All that is cached is lost.
 
-        Raises:
-            InputError: there is no memory for it; the model can only be freed then.
+        Raises ``InputError`` where there is no memory for it; the model can only be freed then.
         """
         kind = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if fused else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.settings = dataclasses.replace(self.settings, flash_attention=int(kind))
-        # Before the other is made, as there may be no memory for both.
+        # Freed before the other is made, as there may be no memory for both.
         context, self.context = self.context, None
         api.llama_free(context)
         self.context, _ = _create_context(self.model, self.config, self.settings, self.stream)
@@ -299,7 +300,7 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         _check_kind(model)
         settings = _settings(model, config)
         if stream is not None and memory_bytes is not None:
-            # Which attention is faster would take too many passes to find out.
+            # Finding out which attention is faster would take too many slow passes.
             settings = dataclasses.replace(settings, attention_is_open=False)
             if config.batch_rows is None:
                 settings = _fit_batch(model, config, settings, int(memory_bytes * _SCRATCH_SHARE))
@@ -313,7 +314,7 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         scratch_bytes = native.log.buffers.get("compute", 0)
         made_bytes += sum(native.log.buffers.values())
         if is_counted:
-            # What weights were read through is no part of it.
+            # Buffers that weights were read through are not part of it.
             give_back_freed()
         # Scratch memory is not written to before a wide pass. What was freed before may be used again without being
         # held anew, so what llama.cpp says it made is the least.
@@ -325,7 +326,7 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
             room = Room(memory_bytes, process_bytes, config.other_memory, taken_bytes)
             if room.weights_bytes < stream.least_bytes:
                 raise _too_little(config, room, stream.least_bytes)
-        warn(config.path, [*remarks, *more])  # in here, as a warning may be an error
+        warn(config.path, [*remarks, *more])  # inside the try, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
             raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
         snapshots, recurrent = int(api.llama_n_rs_seq(context)), settings.recurrent
@@ -376,7 +377,7 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
 
 
 def _free(model: Any, context: Any, stream: LayerStream | None) -> None:
-    """Free what there is, and what points into it before that."""
+    """Free what there is; the stream last, as the model points into it."""
     if context:
         api.llama_free(context)
     if model:
@@ -388,11 +389,7 @@ def _free(model: Any, context: Any, stream: LayerStream | None) -> None:
 
 @contextmanager
 def open_vocabulary(path: Path) -> Iterator[GgufVocabulary]:
-    """Load a file's vocabulary without its weights, for as long as the block runs.
-
-    Raises:
-        ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
-    """
+    """Load a file's vocabulary without its weights, for as long as the block runs."""
     native.check_model_file(path)
     model = native.load_without_weights(path)
     vocabulary = GgufVocabulary(model)
@@ -405,7 +402,7 @@ def open_vocabulary(path: Path) -> Iterator[GgufVocabulary]:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What of a config a model can have."""
+    """What the model and the machine allow of a config."""
 
     context_length: int
     cells: int
@@ -426,21 +423,19 @@ class _Settings:
 
     @property
     def native_rows(self) -> int:
-        """Most rows of a native call, those that make steps of a recurrent model as long as others included."""
+        """Most rows of a native call, pads of recurrent models included."""
         return max(self.batch_rows, self.max_ids * (self.snapshots + 1)) if self.recurrent else self.batch_rows
 
     @property
     def native_cells(self) -> int:
-        """Cells for as many tokens as sequences may hold, and for such rows."""
         return self.cells + self.max_ids * self.snapshots if self.recurrent else self.cells
 
     def with_batch(self, rows: int, output_rows: int) -> _Settings:
-        """Return them for passes of up to so many rows."""
         return dataclasses.replace(self, batch_rows=rows, output_rows=min(output_rows, rows))
 
 
 def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list[Any], list[str]]:
-    """Return ``llama_model *``, what must live as long as it, and what llama.cpp remarked on it."""
+    """Return ``llama_model *``, what must live as long as it, and llama.cpp's remarks on it."""
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = config.n_gpu_layers
     parameters.use_extra_bufts = config.repack and not is_streamed
@@ -472,7 +467,7 @@ def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list
 
 
 def _read_model(path: Path, parameters: Any, pages: HugePages | None) -> Any:
-    """Return ``llama_model *``, or what is false where llama.cpp refuses the file."""
+    """Return ``llama_model *``, which is null where llama.cpp refuses the file."""
     if pages is None:
         return api.llama_model_load_from_file(os.fsencode(path), parameters)
     errors: list[BaseException] = []
@@ -481,7 +476,7 @@ def _read_model(path: Path, parameters: Any, pages: HugePages | None) -> Any:
     def progress(_share: float, _data: Any) -> bool:
         nonlocal is_first
         if is_first:
-            # Called before each tensor is read: at first all buffers are there, and nothing is written to them yet.
+            # Called before each tensor is read. At the first call all buffers are allocated and not written to yet.
             is_first = False
             try:
                 pages.take()
@@ -502,7 +497,7 @@ def _read_model(path: Path, parameters: Any, pages: HugePages | None) -> Any:
 
 @contextmanager
 def _interrupts_kept_in(errors: list[BaseException]) -> Iterator[None]:
-    """Keep what an interrupt raises meanwhile in a list: raised in a callback of native code it would be lost."""
+    """Keep what an interrupt raises in a list: raised in a callback of native code it would be lost."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
@@ -522,7 +517,7 @@ def _interrupts_kept_in(errors: list[BaseException]) -> Iterator[None]:
 
 
 def _may_be_read(config: LlamaCppConfig) -> bool:
-    """Return whether weights are read into memory, for its huge pages, instead of mapped.
+    """Whether weights are read into memory, for its huge pages, instead of mapped.
 
     Memory of the process cannot give way as a mapped file can, and a cache of keys and values comes on top: so three
     times the file must be free.
@@ -536,12 +531,8 @@ def _may_be_read(config: LlamaCppConfig) -> bool:
 def memory_limit(config: LlamaCppConfig) -> int | None:
     """Return the bytes that the process is to keep to: as it was told, or what is free where the weights are more.
 
-    Returns:
-        ``None`` where there is no such limit, and no layers are streamed.
-
-    Raises:
-        ModelFileError: the file cannot be read.
-        CapabilityError: it was asked for what was never tried with streamed layers.
+    ``None`` is no limit, and no layers are streamed. Raises ``CapabilityError`` for what was never tried with streamed
+    layers.
     """
     native.check_model_file(config.path)
     native.initialize()
@@ -559,7 +550,7 @@ def memory_limit(config: LlamaCppConfig) -> int | None:
 
 
 def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> UnstreamableError:
-    """Return what to say of memory that the least of a model's layers do not fit into."""
+    """Return the error for memory that the least of a model's layers do not fit into."""
     besides_bytes = room.total_bytes - room.weights_bytes
     what, ways_out = (
         f"it takes {format_memory(besides_bytes)} besides its layers",
@@ -576,7 +567,7 @@ def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> Unstrea
 
 
 def _why_not_streamed(config: LlamaCppConfig) -> str | None:
-    """Return what speaks against streaming layers."""
+    """Return what speaks against streaming layers; ``None`` if nothing does."""
     if sys.platform != "linux":
         return f"weights are streamed on Linux alone, and this is {sys.platform}: leave out how much memory there is"
     if _devices(config):
@@ -669,7 +660,7 @@ def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_
     """Return settings with passes as wide as so much scratch memory allows, a power of two."""
     context, _ = _create_context(model, config, settings, None)
     api.llama_free(context)
-    # Some of it is there for any width, so this is what a row takes at most.
+    # Some of it does not depend on the width, so this is the most that a row takes.
     row_bytes = native.log.buffers.get("compute", 0) / settings.native_rows
     if not row_bytes:
         return settings
@@ -680,11 +671,11 @@ def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_
 
 
 def _key_value_bytes(model: Any, config: LlamaCppConfig) -> int:
-    """Return what a cell's keys and values take at least, in bytes.
+    """Return what a cell's keys and values take at least, in bytes; 0 where that is not foreseen.
 
     llama.cpp writes zeros to all of them when it makes the cache, and the system ends a process that writes to more
     memory than there is. Of other architectures than :data:`_UNIFORM`, and where layers differ, the size is not
-    foreseen: 0.
+    foreseen.
     """
     architecture = _metadata(model, "general.architecture")
     heads = int(api.llama_model_n_head(model))
@@ -709,13 +700,13 @@ def _metadata(model: Any, key: str) -> str | None:
 
 
 def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float:
-    """Return the difference between two ways to the same row that rounding explains."""
+    """Return the difference that rounding explains between two ways to compute the same row."""
     file_type = _file_type(model)
     if settings.devices or file_type not in _TIGHT_FILE_TYPES:
         return _LOOSE
     if settings.flash_attention != api.LLAMA_FLASH_ATTN_TYPE_DISABLED:
         return _FUSED
-    # What is rounded of a recurrent state stays in it.
+    # A recurrent state keeps its rounding errors.
     if file_type == api.LLAMA_FTYPE_ALL_F32 and config.cache_type == "f32" and not settings.recurrent:
         return _EXACT
     return _TIGHT
@@ -724,7 +715,7 @@ def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float
 def _create_context(
     model: Any, config: LlamaCppConfig, settings: _Settings, stream: LayerStream | None
 ) -> tuple[Any, list[str]]:
-    """Return ``llama_context *``, and what llama.cpp remarked on it."""
+    """Return ``llama_context *``, and llama.cpp's remarks on it."""
     parameters = api.llama_context_default_params()
     parameters.n_ctx = settings.native_cells
     parameters.n_batch = parameters.n_ubatch = settings.native_rows
@@ -773,5 +764,4 @@ def _devices(config: LlamaCppConfig) -> tuple[str, ...]:
 
 
 def _file_type(model: Any) -> int:
-    """Return how most weights are stored (``LLAMA_FTYPE_*``)."""
     return int(api.llama_model_ftype(model)) & ~int(api.LLAMA_FTYPE_GUESSED)

@@ -41,23 +41,24 @@ def describe_library() -> str:
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 3, 4, 5  # as in ggml.h; the binding has other numbers
 
 _BUFFER_MADE: Final = re.compile(rb"(?<!\S)(\S+) +(\w+) buffer size = *(\d+(?:\.\d+)?) MiB")
-"""From the beginning of a word: else the time is quadratic in the length of the file's own texts, which are logged."""
+"""Matches from the beginning of a word: else the time is quadratic in the length of the file's own texts, which are
+logged.
+"""
 
 _MAX_LINES: Final = 4096
-"""Lines of trouble that are remembered: more than one load says, which may be some for every layer."""
+"""Lines of trouble that are remembered: more than one load writes, which may be some for every layer."""
 
 
 class NativeLog:
-    """Where the libraries' log goes: to stderr once an engine asked for it, else only into a short memory of trouble.
+    """The libraries' log: sent to stderr once an engine asked for it, else only the latest warnings and errors.
 
     llama.cpp has one log callback for the whole process, so there is one of these, and an engine that wants to be
     verbose makes the log of all engines visible.
 
     Attributes:
-        verbose: whether it goes to stderr.
-        buffers: bytes of the buffers that were made since the latest :meth:`watch`, by what they are said to be for:
-            ``model``, ``KV``, ``compute``, ``output``. Files that are mapped are none, nor is what devices hold.
-        device_names: what buffers of devices are called by, as :func:`initialize` finds them.
+        buffers: bytes of the buffers made since the latest :meth:`watch`, by purpose: ``model``, ``KV``, ``compute``,
+            ``output``. Mapped files and memory of devices are not counted.
+        device_names: names of devices as they begin those of buffers, as :func:`initialize` finds them.
     """
 
     def __init__(self) -> None:
@@ -114,11 +115,7 @@ _log_callback: Final = api.llama_log_callback(log.receive)
 
 
 def initialize() -> None:
-    """Take over the native log and register the backends. Repeating it is harmless.
-
-    Raises:
-        CapabilityError: the libraries would crash on this processor.
-    """
+    """Take over the native log and register the backends. Repeating it is harmless."""
     api.llama_log_set(_log_callback, ctypes.c_void_p(0))
     api.llama_backend_init()
     if _device_count() == 0:  # a build with loadable backends has none until asked
@@ -134,7 +131,7 @@ def reason(lines: Sequence[str]) -> str:
         for marker in ("error loading model: ", "failed to initialize the context: ", "failed to quantize: "):
             if marker in line:
                 return line.partition(marker)[2]
-    # The reader of the file says what is wrong first, and what it could not do for that reason afterwards.
+    # The reader says first what is wrong, and then what it could not do for that reason.
     reader = [line for line in telling if line.startswith("gguf_")]
     for line in [*reader, *reversed(telling)]:
         function, colon, rest = line.partition(": ")
@@ -164,15 +161,12 @@ engine.forward([Step(engine.open(), [1] * 32, [COMMITTED_END, *range(31)], [31])
 
 @functools.cache
 def check_build() -> None:
-    """Refuse libraries whose code for AMX was miscompiled: they would end the process in the first wide pass.
+    """Raise ``CapabilityError`` for libraries whose code for AMX was miscompiled: a wide pass would end the process.
 
     Some GCCs (12.2 is one) take it that configuring AMX tiles reads eight bytes of the configuration, and leave out
     writing the others; see llama.cpp's issue 20824 and pull request 26954. Distributions mend compilers without another
     version, so where the compiler may have been such a one, and no header of paceline's mended it, another process
     makes a wide pass.
-
-    Raises:
-        CapabilityError: they are such.
     """
     if b"AMX_INT8 = 1" not in api.llama_print_system_info():
         return
@@ -191,10 +185,7 @@ _SETS_FLAGS: Final = re.compile(r"(-D)?CMAKE_CXX_FLAGS(:[A-Z]+)?=")
 
 
 def _install_mended(environment: Mapping[str, str]) -> str:
-    """Return the command that compiles the same llama-cpp-python rightly, for the environment of this process.
-
-    Flags for the compiler that the environment has are kept.
-    """
+    """Return the command that compiles the same llama-cpp-python rightly, with the flags of this environment."""
     # Quoted for the compiler's command line, and that for CMAKE_ARGS and for the shell.
     include = f"-include {shlex.quote(str(_MENDING_HEADER))}"
     arguments = shlex.split(environment.get("CMAKE_ARGS", ""))
@@ -205,7 +196,7 @@ def _install_mended(environment: Mapping[str, str]) -> str:
         own = environment.get("CXXFLAGS", "")
         flags = f"CXXFLAGS={_quote(f'{own} {include}'.lstrip())}"
     python, package = shlex.quote(sys.executable), f"llama-cpp-python=={llama_cpp.__version__}"
-    # Both keep what they compiled, and would install that again.
+    # pip and uv cache what they compiled, and would install that again.
     if importlib.util.find_spec("pip") is None:  # uv makes environments without it
         return f"{flags} uv pip install --python {python} --reinstall --no-deps --no-cache {package}"
     return f"{flags} {python} -m pip install --force-reinstall --no-deps --no-cache-dir {package}"
@@ -231,7 +222,7 @@ def _crashes(program: str) -> bool:
 
 
 def _cpu_libraries() -> list[Path]:
-    """Return the files of ggml's kernels for the CPU that are loaded; none where the system does not say."""
+    """Return the loaded files of ggml's kernels for the CPU; none where the system does not say."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -296,7 +287,6 @@ _DEVICE_TYPE_CPU, _DEVICE_TYPE_GPU, _DEVICE_TYPE_INTEGRATED_GPU = 0, 1, 2
 
 
 def tensor_name(tensor: int) -> str:
-    """Return the name of a tensor, by its address."""
     return str(_tensor_name(tensor).decode("utf-8", errors="replace"))
 
 
@@ -333,11 +323,7 @@ def default_device_names() -> list[str]:
 
 
 def device_array(names: Sequence[str]) -> Any:
-    """Return the null-terminated device list for ``llama_model_params.devices``; ``none`` alone means CPU only.
-
-    Raises:
-        InputError: a name is unknown; the message lists the ones there are.
-    """
+    """Return the null-terminated device list for ``llama_model_params.devices``; ``none`` alone means CPU only."""
     available = offload_devices()
     if list(names) == ["none"]:
         names = ()
@@ -359,9 +345,6 @@ def tensor_override_array(overrides: Sequence[tuple[str, str]]) -> Any:
     """Return the null-terminated list for ``llama_model_params.tensor_buft_overrides``.
 
     The model keeps a pointer to it, so it must live as long as the model.
-
-    Raises:
-        InputError: a buffer type is unknown, or there are too many overrides.
     """
     limit = int(api.llama_max_tensor_buft_overrides())
     if len(overrides) >= limit:
@@ -391,10 +374,9 @@ _LONGEST_REASON: Final = 300
 
 
 def check_model_file(path: Path) -> GgufModel:
-    """Check what llama.cpp would explain badly or otherwise than other commands do; return what the file says.
+    """Return the headers of a whole GGUF model with weights; else raise ``ModelFileError``.
 
-    Raises:
-        ModelFileError: there is no GGUF file with a whole model at ``path``, or it has no weights.
+    llama.cpp would explain some of that badly, or otherwise than other commands do.
     """
     model = _read_model(path)
     if model.num_parameters == 0:
@@ -409,21 +391,12 @@ def _read_model(path: Path) -> GgufModel:
 
 
 def check_first_load(model: GgufModel) -> None:
-    """Check that llama.cpp does not end the process over a model; to be called once the libraries are initialised.
-
-    Raises:
-        ModelFileError: it does.
-    """
+    """Raise ``ModelFileError`` if llama.cpp ends its process over a model. The libraries are initialised before."""
     first_load.check_first_load(model, _libraries())
 
 
 def load_without_weights(path: Path) -> Any:
-    """Return ``llama_model *`` with the vocabulary of a file and nothing else; the caller frees it.
-
-    Raises:
-        ModelFileError: llama.cpp cannot read the file's vocabulary.
-        CapabilityError: the libraries would crash on this processor.
-    """
+    """Return ``llama_model *`` with the vocabulary of a file and nothing else; the caller frees it."""
     initialize()
     check_first_load(_read_model(path))
     parameters = api.llama_model_default_params()

@@ -31,8 +31,8 @@ class NativeCall:
 
     Attributes:
         steps: numbers of the steps in the pass, ascending.
-        rows: rows that each is padded to; 0 for as many as it has.
-        even: whether each has as many then, so that all may be stepped back if no other call comes after this one.
+        rows: rows that each is padded to; 0 for no padding.
+        even: whether all steps have as many rows then, so that all may be stepped back if no other call comes after.
     """
 
     steps: Sequence[int]
@@ -41,14 +41,11 @@ class NativeCall:
 
 
 def native_calls(lengths: Sequence[int], max_rollback: int) -> list[NativeCall]:
-    """Deal the steps of a pass out to native calls, in their order.
+    """Deal the steps of a pass, by their rows, out to native calls, in their order.
 
-    A step of one row is never stepped back, nor is one of more rows than there are snapshots, unless it is alone. With
-    the first, such are in a call of their own where padding would cost more than another graph run.
-
-    Args:
-        lengths: rows of each step.
-        max_rollback: snapshots that llama.cpp keeps.
+    A step of one row is never stepped back, nor is one of more rows than there are snapshots (``max_rollback``), unless
+    it is alone. Such steps get a call of their own, the first, where padding them would cost more than another graph
+    run.
     """
     everything = range(len(lengths))
     is_even = min(lengths) == max(lengths)

@@ -1,4 +1,4 @@
-"""What llama.cpp warns of while it reads a model, and which of it means another text than the model's makers meant.
+"""llama.cpp's warnings while it reads a model: which of them mean that the text differs from what its makers meant.
 
 Of the lines about a *model* everything is passed on that is not known to be harmless. A warning that comes with a newer
 llama.cpp is then seen, and listed here if it is noise; a list of what matters would swallow it. Of the lines about a
@@ -27,7 +27,7 @@ _HARMLESS: Final = re.compile(
             r"special_eog_ids contains both .* removing '<\|end\|>' token from EOG list",
             r"'</s>' is a normal token here",
             r"override '.*' to 'true' for Gemma4",
-            # Nothing in paceline asks for these tokens.
+            # paceline uses none of these tokens.
             r".*newline token",
             r"Mask token",
             # Rows of the vocabulary that no text is made of.
@@ -35,7 +35,7 @@ _HARMLESS: Final = re.compile(
             r"adding \d+ dummy tokens",
             # Layers that predict several tokens at once: decoding does not use them.
             r"model has unused tensor",
-            # What the file is called, and where its weights lie.
+            # The file's name, and where its weights lie.
             r"unknown type",
             r"mmap is not",
             r"tensor overrides to CPU are used with mmap",
@@ -44,25 +44,25 @@ _HARMLESS: Final = re.compile(
 )
 """Beginnings of llama.cpp's remarks on a model that change no text."""
 _OF_DEVICES: Final = re.compile(r"ggml_")
-"""Beginning of the functions of the library that computes: it tells of devices and memory."""
+"""Beginning of the functions of ggml, whose lines tell of devices and memory."""
 
 _CONTEXT_CHANGES_TEXT: Final = re.compile(r"running DENSE attention")
 """Sparse attention that is replaced, as a model was not trained to be run."""
 
 
 def of_model(lines: Iterable[str]) -> list[str]:
-    """Return what was said of a model that changes its text, each once, without the names of functions."""
+    """Return the remarks on a model that change its text, each once, without the names of functions."""
     said = (_FUNCTION.sub("", line) for line in lines if not _OF_DEVICES.match(line))
     return list(dict.fromkeys(line for line in said if not _HARMLESS.match(line)))
 
 
 def of_context(lines: Iterable[str]) -> list[str]:
-    """Return what was said of a context that changes the text, each once, without the names of functions."""
+    """Return the remarks on a context that change the text, each once, without the names of functions."""
     return list(dict.fromkeys(_FUNCTION.sub("", line) for line in lines if _CONTEXT_CHANGES_TEXT.search(line)))
 
 
 def warn(path: Path, remarks: list[str]) -> None:
-    """Issue one :class:`~paceline.core.errors.ModelWarning` with all remarks on a model, if there are any."""
+    """Issue one ``ModelWarning`` with all remarks on a model, if there are any."""
     if remarks:
         warnings.warn(
             f"{path} may write other text than its makers meant; llama.cpp says: {'; '.join(remarks)}; a newer "

@@ -1,4 +1,4 @@
-"""Streaming layers under llama.cpp: weights point into slots, and a callback says when one is done with.
+"""Streaming layers under llama.cpp: weights point into slots, and a callback says when a section is done with.
 
 llama.cpp asks ``cb_eval`` of every node of a pass, before it is computed, whether the caller wants to see it; it then
 computes up to such a node and calls again. So a pass stops after the last node that reads a weight of a section::
@@ -52,23 +52,14 @@ _MADV_DONTNEED: Final = 4
 
 @dataclass(slots=True)
 class _Weight:
-    """A tensor of a layer, as the model holds it.
-
-    Attributes:
-        address: of its ``ggml_tensor``.
-        mapped: of its data in the mapping of the file.
-    """
+    """A tensor of a layer: the address of its ``ggml_tensor``, and of its data in the mapping of the file."""
 
     address: int
     mapped: int
 
 
 class LayerStream:
-    """Streams the layers of one model through its passes.
-
-    Args:
-        layout: where its weights lie.
-        files: to read them from; closed with it.
+    """Streams the layers of one model through its passes. Closing it closes the files it reads.
 
     Attributes:
         callback: for ``llama_context_params.cb_eval``, of every context of the model.
@@ -83,7 +74,7 @@ class LayerStream:
         self._section_of: dict[str, int] = {}
         self._mode: Literal["idle", "noting", "streaming"] = "idle"
         self._weights: dict[str, _Weight] = {}
-        # While noting: nodes so far, and the layers' weights that they read, in their order.
+        # While noting: the number of nodes so far, and the layers' weights that they read, in order.
         self._num_nodes = 0
         self._reads: list[tuple[int, str]] = []
         self._viewed: set[str] = set()
@@ -104,17 +95,13 @@ class LayerStream:
     # --- noting -------------------------------------------------------------------------------------------------------
 
     def start_noting(self) -> None:
-        """Note in the passes to come which weights they read, instead of streaming anything."""
+        """Note which weights the passes to come read, instead of streaming anything."""
         self._mode = "noting"
         self._num_nodes = 0
         self._reads.clear()
 
     def stop_noting(self, path: Path) -> None:
-        """Check what the latest pass read.
-
-        Raises:
-            UnstreamableError: its layers cannot be streamed, and why.
-        """
+        """Check the reads of the latest pass; raise ``UnstreamableError`` if its layers cannot be streamed."""
         self._mode = "idle"
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -123,7 +110,7 @@ class LayerStream:
             self._sections = self._layout.sections(_separable(self._reads))
             self._section_of = {name: number for number, each in enumerate(self._sections) for name in each.tensors}
         names = [name for _, name in self._reads]
-        # By node and section, as a node that reads of two sections would need both.
+        # By node and section: a node that reads weights of two sections would need both in their slots.
         order = [(node, self._section_of.get(name, -1)) for node, name in self._reads]
         numbers = [number for _, number in order]
         last_names = dict(zip(numbers, names, strict=True))
@@ -133,7 +120,7 @@ class LayerStream:
         elif self._viewed:
             problem = f"{min(self._viewed)} is read by way of a view"
         elif set(numbers) != set(range(len(self._sections))):
-            # The ring would wait for them.
+            # The ring would read, and wait for, sections that the other passes do not use.
             problem = "not all of its passes read the same weights"
         elif numbers != sorted(numbers) or len(dict(order)) != len(set(order)):
             problem = "its weights are not read in the same order by all passes"
@@ -146,7 +133,7 @@ class LayerStream:
         self._last_of = {self._weights[name].address: number for number, name in last_names.items()}
 
     def _find_misplaced(self) -> str | None:
-        """Return what speaks against the tensors being where they are taken to be."""
+        """Return what speaks against the tensors being where they are taken to be; ``None`` if nothing does."""
         for name, weight in self._weights.items():
             if native.tensor_data(weight.address) != weight.mapped:
                 return f"{name} is not laid out as this version of paceline knows it"
@@ -165,7 +152,6 @@ class LayerStream:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights."""
         return self._layout.num_bytes
 
     @property
@@ -175,7 +161,7 @@ class LayerStream:
 
     @property
     def least_bytes(self) -> int:
-        """Least memory that they can be streamed through."""
+        """Least memory that the weights can be streamed through."""
         return least_bytes(self._layout)
 
     @property
@@ -188,11 +174,7 @@ class LayerStream:
         return residency(self._sections, memory_bytes - self._layout.kept.num_bytes)
 
     def arm(self, planned: Residency) -> None:
-        """Move what stays to memory of its own, and stream the other sections from now on.
-
-        Raises:
-            EngineError: they cannot be read.
-        """
+        """Move what stays to memory of its own, and stream the other sections from now on."""
         sections, kept = self._sections, self._layout.kept
         self._fields = [self._locate_fields(section) for section in sections]
         self._keep(kept, self._locate_fields(kept))
@@ -209,11 +191,7 @@ class LayerStream:
         self._mode = "streaming"
 
     def begin(self) -> None:
-        """Make ready for a pass.
-
-        Raises:
-            EngineError: a file was changed, or the first section cannot be read.
-        """
+        """Make ready for a pass; raise ``EngineError`` where a file was changed or the first section cannot be read."""
         if self._mode != "streaming":
             return
         assert self._ring is not None
@@ -228,10 +206,9 @@ class LayerStream:
             raise
 
     def end(self) -> None:
-        """Take note that a pass is over, however it ended.
+        """Note that a pass is over, however it ended.
 
-        Raises:
-            EngineError: it went on without weights that could not be read, or a file was changed meanwhile.
+        Raises ``EngineError`` where it went on without weights that could not be read, or a file was changed meanwhile.
         """
         if self._mode != "streaming":
             return
@@ -241,37 +218,32 @@ class LayerStream:
         self._is_running, self._ended = False, None
         if failure is not None:
             raise failure
-        # Before anybody has its rows: some of the weights may be those of before, and others not.
+        # Checked before its rows are read: some of the weights may be those of the old file.
         self._files.check()
 
     def set_dry(self, is_dry: bool) -> None:
-        """Let passes go on with zeros for weights, to time them apart from the disk, or with the weights again."""
+        """See :class:`~paceline.engines.slow_passes.SlowPasses`; the weights of a dry pass are zeros."""
         if self._ring is not None:
             self._ring.set_dry(is_dry)
 
     @property
     def waited_s(self) -> float:
-        """Seconds that passes have waited for the disk by now."""
         return 0.0 if self._ring is None else self._ring.waited_s
 
     @property
     def pass_share(self) -> float:
-        """Share of the pass under way that is done; 0 between passes. Any thread may ask."""
         ended = self._ended
         return 0.0 if ended is None else (ended + 1) / len(self._sections)
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read by now."""
         return self._files.bytes_read
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes that every pass reads."""
         return sum(self._sections[number].num_bytes for number in self._streamed)
 
     def memory_plan(self, room: Room) -> MemoryPlan:
-        """Return what the memory of the process goes to."""
         resident = [each.num_bytes for number, each in enumerate(self._sections) if number not in self._streamed]
         ring_bytes = 0 if self._ring is None else self._ring.num_slots * self._slot_bytes
         kept_bytes = self._layout.kept.num_bytes
@@ -296,14 +268,14 @@ class LayerStream:
         return max(section.num_bytes for section in self._sections)
 
     def close(self) -> None:
-        """Stop reading, and give back what is held. The model must be freed by then: it points in here. Idempotent."""
+        """Stop reading, and free the slots. The model, which points into them, must be freed by then."""
         self._mode = "idle"
         if self._ring is not None:
             self._ring.close()
         self._files.close()
         while self._resident:
             give_back(self._resident.pop())
-        # It refers to this stream, which refers to it.
+        # The callback and this stream refer to each other.
         self.callback = None
 
     def _restart(self) -> None:
@@ -314,7 +286,7 @@ class LayerStream:
     def _use_first(self) -> None:
         if self._first is not None:
             self._use(self._first)
-        # After the wait: of a file that was cut meanwhile the system would end the process that reads a row of it.
+        # After the wait: reading from a file that was cut meanwhile would end the process.
         self._files.check()
 
     def _use(self, number: int) -> None:
@@ -322,7 +294,6 @@ class LayerStream:
         _point(self._fields[number], self._slots[self._ring.use(number)])
 
     def _locate_fields(self, section: Section) -> list[tuple[Any, int]]:
-        """Return the ``data`` of a section's tensors that are read, and where each begins in its slot."""
         return [
             (ctypes.c_void_p.from_address(self._weights[name].address + _DATA), offset)
             for name, offset in section.tensors.items()
@@ -348,7 +319,7 @@ class LayerStream:
     # --- the callback -------------------------------------------------------------------------------------------------
 
     def _evaluate(self, tensor: int, asked: bool, _user_data: int | None) -> bool:
-        """Answer llama.cpp; no exception may cross into it."""
+        """Answer llama.cpp, into which no exception may cross."""
         try:
             if self._mode == "noting":
                 if asked:
@@ -387,7 +358,7 @@ class LayerStream:
                     self._viewed.add(viewed_name)
 
     def _ending(self, tensor: int) -> int | None:
-        """Return the section of which a node reads the last weight; ``None`` of other nodes."""
+        """Return the section of which a node reads the last weight; ``None`` for other nodes."""
         for source in (ctypes.c_void_p * 2).from_address(tensor + _SOURCES):
             if source in self._last_of:
                 return self._last_of[source]
@@ -404,10 +375,9 @@ class LayerStream:
 
 
 def _separable(reads: Iterable[tuple[int, str]]) -> list[list[str]]:
-    """Return weights in the order in which a pass is done with them; those in use at the same time are together.
+    """Return weights in the order in which a pass is done with them; weights in use at the same time are together.
 
-    Args:
-        reads: numbers of nodes, ascending, and the weights that they read.
+    ``reads`` has the numbers of nodes, ascending, and the weights that each reads.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What llama.cpp's tokenizers do not bear, kept from them: long texts in pieces that come to the same tokens.
+"""Texts that llama.cpp's tokenizers cannot take are cut into pieces that come to the same tokens, or refused.
 
 They are made for prompts, and no call can be stopped. Measured with llama.cpp at 0c1e57098, on one core:
 
@@ -62,25 +62,12 @@ _BETWEEN_KINDS: Final = (
 
 
 def splits_by_regex(kind: str, splitter: str) -> bool:
-    """Return whether words are found by std::regex.
-
-    Args:
-        kind: of the vocabulary.
-        splitter: its ``tokenizer.ggml.pre``.
-    """
+    """Return whether words are found by std::regex; ``splitter`` is the vocabulary's ``tokenizer.ggml.pre``."""
     return kind == "bpe" and splitter not in _WRITTEN_OUT
 
 
 def check_words(text: str, splitter: str) -> None:
-    """Refuse a text with a word that is too long for BPE.
-
-    Args:
-        text: the text.
-        splitter: the vocabulary's ``tokenizer.ggml.pre``.
-
-    Raises:
-        InputError: with the word's length, the limit and the way out.
-    """
+    """Raise ``InputError`` for a text with a word that is too long for BPE."""
     breaks = _find_breaks(splitter)
     # Some splitters have slashes and line breaks in one word.
     longest = _longest_stretch(text, lambda block: block.replace("/", " ").isspace() or not breaks.search(block))
@@ -93,7 +80,6 @@ def check_words(text: str, splitter: str) -> None:
 
 
 def _find_breaks(splitter: str) -> re.Pattern[str]:
-    """Return where any word ends."""
     if splitter in _LINES:
         return re.compile(r"\n")
     if splitter in _ALL_BUT_BLANKS:
@@ -102,15 +88,9 @@ def _find_breaks(splitter: str) -> re.Pattern[str]:
 
 
 def check_unknown(text: str, num_bytes: int, is_known: Callable[[str], bool]) -> None:
-    """Refuse a text for which SentencePiece would copy its tokens for seconds.
+    """Raise ``InputError`` for a text for which SentencePiece would copy its tokens for seconds.
 
-    Args:
-        text: the text.
-        num_bytes: of the text, which are its most tokens.
-        is_known: returns whether a character has a token of its own.
-
-    Raises:
-        InputError: with the stretch's length, the limit and the way out.
+    A text has at most ``num_bytes`` tokens. ``is_known`` returns whether a character has a token of its own.
     """
     known: dict[str, bool] = {}
 
@@ -131,7 +111,7 @@ def check_unknown(text: str, num_bytes: int, is_known: Callable[[str], bool]) ->
 
 
 def _longest_stretch(text: str, is_within: Callable[[str], bool]) -> int:
-    """Return about how many characters the longest stretch has that is all of one kind; 0 for less than a block."""
+    """Return about how long, in characters, the longest stretch of one kind is; 0 for less than a block."""
     longest = at = 0
     for start in range(0, len(text), _BLOCK):
         block = text[start : start + _BLOCK]
@@ -142,13 +122,7 @@ def _longest_stretch(text: str, is_within: Callable[[str], bool]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A token that llama.cpp looks for in a text before it reads the rest.
-
-    Attributes:
-        token_id: of the token.
-        strips_left: whether blanks before it are left out.
-        strips_right: whether blanks behind it are left out.
-    """
+    """A token that llama.cpp looks for in a text before it reads the rest; blanks beside it may be left out."""
 
     token_id: int
     strips_left: bool = False
@@ -158,11 +132,9 @@ class Mark:
 class Marks:
     """The tokens that llama.cpp looks for in a text before it reads the rest: longest first, each from left to right.
 
-    One that no other overlaps, unless that is within it, is found whatever stands around it. What is on its left and
-    what is on its right are then read apart from each other, as they are by llama.cpp.
-
-    Args:
-        marks: by text; ``None`` where several tokens have one text.
+    A token that no other overlaps, unless that is within it, is found whatever stands around it. What is on its left
+    and what is on its right are then read apart from each other, as llama.cpp reads them. ``marks`` has the tokens by
+    text; ``None`` where several tokens have one text.
     """
 
     def __init__(self, marks: Mapping[str, Mark | None]) -> None:
@@ -173,8 +145,7 @@ class Marks:
     def split(self, text: str) -> Iterator[tuple[str, bool] | int]:
         """Yield the tokens that are certain, and the texts between them with whether a mark is spelled there.
 
-        Raises:
-            InputError: there are too many that are not certain.
+        Raises ``InputError`` where there are too many that are not certain.
         """
         at = num_unsure = 0
         for first, reach, count in self._overlapping(text):
@@ -191,7 +162,7 @@ class Marks:
             yield text[at:], num_unsure > 0
 
     def _overlapping(self, text: str) -> Iterator[tuple[tuple[int, int], int, int]]:
-        """Yield those that overlap: where the first one is, where the last ends, and how many are side by side."""
+        """Yield marks that overlap: where the first one is, where the last ends, and how many are side by side."""
         first, reach, passed, count = (0, 0), 0, 0, 0
         for start, end in self._spellings.in_text(text):
             if start >= reach:
@@ -207,7 +178,7 @@ class Marks:
             yield first, reach, count
 
     def _certain(self, text: str, first: tuple[int, int], reach: int) -> Mark | None:
-        """Return the token that the first of those that overlap is in any case."""
+        """Return the token that the first of marks that overlap is in any case."""
         start, end = first
         mark = self._marks.get(text[start:end])
         if mark is None or end < reach:
@@ -216,7 +187,7 @@ class Marks:
             return None
         if mark.strips_right and text[end : end + 1] in _BLANKS and end < len(text):
             return None
-        # Blanks of its own may be left out beside another.
+        # Its own blanks may be left out beside another mark.
         if self._any_strips and (text[start] in _BLANKS or text[end - 1] in _BLANKS):
             return None
         return mark

@@ -49,26 +49,24 @@ _PADDING_NAME: Final = re.compile(rb"\[PAD\d+\]")
 
 
 class GgufVocabulary:
-    """Token ids of a loaded model. Valid until the engine it belongs to is closed. Any thread may use it.
+    """Token ids of a loaded model. Valid until the engine it belongs to is closed.
 
-    llama.cpp only reads a vocabulary, so any number of threads may at once. What has to be known is who is in llama.cpp
-    when the model is to be freed: it is once nobody is. Whoever looks up a token waits for no text.
-
-    Args:
-        model: ``llama_model *`` that it is in.
+    Any thread may use it. llama.cpp only reads a vocabulary, so any number of threads may at once. What has to be known
+    is who is in llama.cpp when the model is to be freed: it is freed once nobody is. Whoever looks up a token waits for
+    no text.
     """
 
     def __init__(self, model: Any) -> None:
         self._pointer = pointer = api.llama_model_get_vocab(model)
         self._kind = _KINDS.get(api.llama_vocab_type(pointer), "unknown")
         self._tokenizer = _read_metadata(model, b"tokenizer.ggml.model")
-        # Where the first is missing, the tokenizer's own name decides.
+        # Without the first key, the tokenizer's name decides.
         self._splitter = _read_metadata(model, b"tokenizer.ggml.pre") or self._tokenizer
         self._deep = splits_by_regex(self._kind, self._splitter)
         self._size = int(api.llama_vocab_n_tokens(pointer))
         self._bytes: list[bytes | None] = [None] * self._size
         self._spellings: list[bytes | None] = [None] * self._size  # empty for padding, None if not read yet
-        # A slice of it is bytes, which its type does not say; ``raw`` would copy all of it, for every token.
+        # A slice of the buffer is bytes, which its type does not say; ``raw`` would copy all of it, for every token.
         self._piece: Any = ctypes.create_string_buffer(64)
         # Reentrant, as an engine may be collected, and freed, in the middle of a look.
         self._looking = threading.RLock()
@@ -100,7 +98,7 @@ class GgufVocabulary:
                     self._using.notify_all()
 
     def _look(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Return what a function of llama.cpp that takes no time says of the vocabulary."""
+        """Call a function of llama.cpp that takes no time, with the vocabulary."""
         with self._looking:
             return function(self._open_pointer(), *arguments)
 
@@ -116,12 +114,11 @@ class GgufVocabulary:
 
     @property
     def size(self) -> int:
-        """Number of token ids, which is the length of a row of logits."""
         return self._size
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """End-of-generation tokens: those at which llama.cpp ends an answer."""
+        """Tokens at which llama.cpp ends an answer."""
         return self._look(find_end_ids)
 
     @cached_property
@@ -132,7 +129,7 @@ class GgufVocabulary:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text, that for what the vocabulary does not know among them."""
+        """Tokens that stand for no text, the one for unknown text included."""
         return frozenset(filter(self._is_control, range(self._size)))
 
     def _is_control(self, token_id: int) -> bool:
@@ -142,7 +139,7 @@ class GgufVocabulary:
         return self._has(token_id, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def _has(self, token_id: int, attributes: int) -> bool:
-        # Without a tokenizer llama.cpp ends the process at the question.
+        # Without a tokenizer llama.cpp ends the process.
         return self._kind != "none" and bool(self._look(api.llama_vocab_get_attr, token_id) & attributes)
 
     def _spelling_of_control(self, token_id: int) -> bytes:
@@ -151,7 +148,7 @@ class GgufVocabulary:
 
     @cached_property
     def _single_ids(self) -> dict[bytes, int]:
-        # SentencePiece's tokens of bytes come last, as it uses those of characters where there are any.
+        # SentencePiece's byte tokens come last, as it uses the token of a character where there is one.
         token_ids = sorted(range(self._size), key=lambda token_id: self._has(token_id, api.LLAMA_TOKEN_ATTR_BYTE))
         return single_characters(token_ids, self.token_bytes, self.control_ids)
 
@@ -159,8 +156,8 @@ class GgufVocabulary:
     def _opening_ids(self) -> list[int]:
         """What the tokenizer puts before a text. What some tokenizers put after a text is left out.
 
-        Files with ``add_eos_token`` have texts closed by an end token, and so have the tokenizers of encoders: a
-        prompt that is closed has no answer.
+        Files with ``add_eos_token`` have texts closed by an end token, and so have the tokenizers of encoders: a prompt
+        that is closed has no answer.
         """
         plain = self._encode("a", add_special=False, parse_special=False)
         opened = self._encode("a", add_special=True, parse_special=False)
@@ -168,19 +165,10 @@ class GgufVocabulary:
         return opened[: next((start for start in starts if opened[start : start + len(plain)] == plain), 0)]
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Turn text into token ids.
+        """Turn text into token ids. The tokens are those of llama.cpp, but a text is never closed with one.
 
-        Args:
-            text: any text; it may be empty and may contain NUL characters.
-            add_special: put the tokens before the text that the model wants there (such as a begin token), if any; the
-                text is never closed with one.
-            parse_special: read the spelling of control tokens (such as ``<|im_end|>``) as these tokens. Only for text
-                that the program wrote itself, such as a chat template. Without, no text makes one of them.
-
-        Raises:
-            CapabilityError: the file has no tokenizer.
-            InputError: the text is not valid Unicode, or too long for llama.cpp; or it spells a control token, and
-                there are no other tokens to spell that with.
+        Raises ``CapabilityError`` where the file has no tokenizer, and ``InputError`` where the text is not valid
+        Unicode, too long for llama.cpp, or spells a control token with no other tokens to spell it.
         """
         token_ids = self._tokenize(text, parse_special=parse_special)
         if not parse_special:
@@ -196,7 +184,7 @@ class GgufVocabulary:
         return [*self._opening_ids, *token_ids] if add_special else token_ids
 
     def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """Turn text into token ids as llama.cpp does, in pieces where it does not bear a text of this length."""
+        """Turn text into token ids as llama.cpp does, in pieces where it cannot take a text of this length."""
         if len(text) <= LONG:
             return self._encode(text, add_special=False, parse_special=parse_special)
         token_ids: list[int] = []
@@ -210,7 +198,7 @@ class GgufVocabulary:
 
     @cached_property
     def _marks(self) -> tuple[Marks, Marks]:
-        """What llama.cpp looks for in texts in which control tokens are not read, and in which they are."""
+        """The marks in texts in which control tokens are not read, and in which they are."""
         control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
         return self._collect_marks(api.LLAMA_TOKEN_ATTR_USER_DEFINED, control), self._collect_marks(
             api.LLAMA_TOKEN_ATTR_USER_DEFINED | control, 0
@@ -222,7 +210,7 @@ class GgufVocabulary:
             told = int(self._look(api.llama_vocab_get_attr, token_id))
             text = ""
             if told & attributes and not told & others:
-                # What is not Unicode no text has.
+                # No text has what is not Unicode.
                 text = (self._look(api.llama_vocab_get_text, token_id) or b"").decode("utf-8", "surrogateescape")
             if text:
                 mark = Mark(
@@ -278,11 +266,7 @@ class GgufVocabulary:
             capacity = -count
 
     def _check_spelled(self, text: str, *, parse_special: bool) -> None:
-        """Refuse what a SentencePiece vocabulary cannot spell: llama.cpp ends the process over it.
-
-        Raises:
-            InputError: a character is no token, and one of its bytes is none.
-        """
+        """Raise ``InputError`` for what a SentencePiece vocabulary cannot spell: llama.cpp ends the process over it."""
         if self._spells_all_bytes:
             return
         whole = api.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -315,11 +299,7 @@ class GgufVocabulary:
         return frozenset(self._look(api.llama_vocab_get_text, token_id) for token_id in range(self._size))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text; empty for control tokens.
-
-        Raises:
-            ValueError: there is no such token.
-        """
+        """Return the bytes that a token adds to the text; raise ``ValueError`` if there is no such token."""
         self._check(token_id)
         known = self._bytes[token_id]
         if known is None:
@@ -327,12 +307,9 @@ class GgufVocabulary:
         return known
 
     def token_spelling(self, token_id: int) -> bytes | None:
-        """Return what a token is: its bytes, or the text of a control token.
+        """Return a token's bytes, or the text of a control token.
 
-        ``None`` for padding; empty in a file without a tokenizer.
-
-        Raises:
-            ValueError: there is no such token.
+        ``None`` is padding. In a file without a tokenizer all spellings are empty.
         """
         self._check(token_id)
         if self._kind == "none":
@@ -375,7 +352,6 @@ class GgufVocabulary:
             raise ValueError(f"token {token_id} is not in a vocabulary of {self._size}")
 
     def _read_spelling(self, token_id: int) -> bytes:
-        """Return the spelling of a token, empty if it is padding."""
         # llama.cpp spells nothing for unused tokens. Older converters call padding user-defined or unknown instead.
         spelling = self._read_piece(token_id, spell_control=True)
         if _PADDING_NAME.fullmatch(spelling):
@@ -396,7 +372,6 @@ class GgufVocabulary:
 
 
 def _read_metadata(model: Any, key: bytes) -> str:
-    """Return a text of the file's metadata; empty where the file does not say."""
     buffer = ctypes.create_string_buffer(64)
     if api.llama_model_meta_val_str(model, key, buffer, len(buffer)) < 0:
         return ""

@@ -1,4 +1,4 @@
-"""Reading weights past the page cache, which would push out what is needed next for what was needed last.
+"""Reading weights past the page cache, which would evict what is needed next for what was needed last.
 
 ``O_DIRECT`` reads straight into the memory of a slot. Where a file system has none, reads go through the page cache and
 what was read is dropped from it again.
@@ -28,18 +28,12 @@ READERS: Final = 4
 1.97.]"""
 
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
-# What open and read say where there is no O_DIRECT, or not with these sizes.
+# Errors of open and read where there is no O_DIRECT, or not with these sizes.
 _REFUSALS: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP))
 
 
 class Pace:
-    """A disk that is slower than the one there is, for tests: no more than so many bytes a second.
-
-    Args:
-        bytes_per_s: over any stretch of reads.
-        now_s: a clock.
-        sleep: waits.
-    """
+    """Slows reads to that of a disk of ``bytes_per_s``, for tests."""
 
     def __init__(
         self,
@@ -63,17 +57,10 @@ class Pace:
 class WeightFiles:
     """The files of a model, opened for reading into slots.
 
-    Args:
-        paths: the files, in the order in which :class:`~paceline.engines.streaming.layout.Extent` numbers them.
-        pace: makes it slower.
-
     Attributes:
         is_direct: whether reads go past the page cache.
         bytes_read: by now.
         read_s: seconds that reading them took.
-
-    Raises:
-        InputError: a file cannot be opened.
     """
 
     def __init__(self, paths: Sequence[Path], *, pace: Pace | None = None) -> None:
@@ -93,11 +80,7 @@ class WeightFiles:
         self._pool = ThreadPoolExecutor(READERS, "paceline-weights", initializer=be_waited_for)
 
     def read(self, extents: Sequence[Extent], slot: memoryview) -> None:
-        """Read extents to their places in a slot.
-
-        Raises:
-            EngineError: a file was changed or cut while it is in use, or the disk failed.
-        """
+        """Read extents to their places in a slot; raise ``EngineError`` where a file was changed or the disk failed."""
         started_s = time.perf_counter()
         futures: list[Future[None]] = []
         for extent in extents:
@@ -123,17 +106,13 @@ class WeightFiles:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def check(self) -> None:
-        """Check that the files are those that were opened.
-
-        Raises:
-            EngineError: one was written to, or replaced by one that was cut.
-        """
+        """Raise ``EngineError`` if a file was written to, or replaced, since it was opened."""
         for number, path in enumerate(self._paths):
             if self._state(number) != self._as_opened[number]:
                 raise EngineError(f"{path} was changed while its weights are streamed: load the model again")
 
     def close(self) -> None:
-        """Close the files, when the reads that run are done."""
+        """Close the files, once the reads that run are done."""
         self._pool.shutdown()
         self._close_files()
 
@@ -152,7 +131,7 @@ class WeightFiles:
         return found.st_size, found.st_mtime_ns
 
     def _read_chunk(self, number: int, start: int, into: memoryview) -> None:
-        """Fill ``into``; a file may end within its last block, and what lies behind its end is nobody's."""
+        """Fill ``into``; a file may end within its last block, and what lies behind its end is undefined."""
         path, file = self._paths[number], self._files[number]
         wanted = min(len(into), self._as_opened[number][0] - start)
         done = 0
@@ -180,32 +159,28 @@ class WeightFiles:
 
 
 def own_memory(num_bytes: int) -> mmap.mmap:
-    """Return memory that begins on a block, as reads past the page cache need it, and that nobody else sees."""
+    """Return memory that begins on a block, as reads past the page cache need it, and that no fork sees."""
     if sys.platform == "win32":
         return mmap.mmap(-1, num_bytes)
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def give_back(memory: mmap.mmap) -> None:
-    """Give memory of :func:`own_memory` back to the system. Nobody may read it any more."""
+    """Give memory of :func:`own_memory` back to the system. Nothing may read it any more."""
     try:
         memory.close()
     except BufferError:
-        # The error of a read that failed keeps its frames, and what they read into: the addresses stay, empty.
+        # The error of a failed read keeps its frames, and so this memory: the mapping stays, without pages.
         if hasattr(memory, "madvise"):
             memory.madvise(mmap.MADV_DONTNEED)
 
 
 def _open_direct(path: Path) -> int:
-    """Open a file for reads past the page cache.
-
-    Raises:
-        OSError: it cannot be opened, or not for those.
-    """
+    """Open a file for reads past the page cache; raise ``OSError`` where the file system has none."""
     file = os.open(path, os.O_RDONLY | _DIRECT)
     try:
         with mmap.mmap(-1, BLOCK) as block:
-            # Some file systems say only now that they have none.
+            # Some file systems refuse direct reads only now.
             os.preadv(file, [block], 0)
     except BaseException:
         os.close(file)

@@ -1,4 +1,4 @@
-"""Which bytes of a model's files its layers are, in which sections they are read, and which of these stay in memory."""
+"""Where the layers of a model lie in its files, the sections they are read in, and which sections stay in memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ NEAR: Final = 1 << 18
 """Tensors with no more bytes than this between them are read at once."""
 
 SECTION_BYTES: Final = 32 << 20
-"""Most bytes of a section, unless a single tensor has more: what is read meanwhile takes memory from what stays, and
-less at once keeps no disk busy."""
+"""Most bytes of a section, unless a single tensor has more.
+
+What is read meanwhile takes memory from what stays, and less at once keeps no disk busy.
+"""
 
 MIN_SLOTS: Final = 2
-"""So that one is read while the other is used."""
+"""One is read while the other is used."""
 
 _OF_LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
@@ -38,8 +40,6 @@ class Extent:
     """Bytes of a file that are read at once, and where they go in a slot. All are multiples of :data:`BLOCK`.
 
     Attributes:
-        file: the file's number, among the parts of the model.
-        start: its first byte in the file.
         end: the one after its last; more than the file has, where that does not end with a block.
         offset: where it begins in the slot.
     """
@@ -51,19 +51,12 @@ class Extent:
 
     @property
     def num_bytes(self) -> int:
-        """Return its size."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a tensor lies.
-
-    Attributes:
-        file: the file's number, among the parts of the model.
-        start: its first byte in the file.
-        end: the one after its last.
-    """
+    """Where a tensor lies: bytes ``start`` to ``end``, exclusive, of the file of that number."""
 
     file: int
     start: int
@@ -75,8 +68,7 @@ class Section:
     """Weights that are read at once, and used one after the other: some tensors of a layer, or of several.
 
     Attributes:
-        extents: what is read for it.
-        tensors: by name, where each of its tensors begins in its slot.
+        tensors: by name, where each tensor begins in its slot.
     """
 
     extents: tuple[Extent, ...]
@@ -84,7 +76,7 @@ class Section:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of a slot that it takes, which are those that are read for it."""
+        """Bytes of a slot that it takes, which are those that are read for it."""
         return sum(extent.num_bytes for extent in self.extents)
 
 
@@ -93,7 +85,6 @@ class Layout:
     """Where a model's weights lie.
 
     Attributes:
-        paths: the files of the model.
         layers: tensors of its layers, by name.
         others: tensors of no layer that every pass reads in full, such as the output's weights; they stay.
         looked_up_bytes: of embeddings, of which a pass reads a row for each token.
@@ -108,27 +99,24 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all weights."""
         tensors = (*self.layers.values(), *self.others.values())
         return sum(span.end - span.start for span in tensors) + self.looked_up_bytes
 
     @property
     def kept(self) -> Section:
-        """Return what stays in any case, as a section."""
         return self._section(self.others)
 
     @property
     def most_slot_bytes(self) -> int:
-        """Return the most that a section takes, where its tensors can be read one after the other."""
+        """The most that a section takes, where its tensors can be read one after the other."""
         largest = max(span.end - span.start for span in self.layers.values())
         return min(max(SECTION_BYTES, largest + 2 * BLOCK), self.num_bytes)
 
     def sections(self, order: Sequence[Collection[str]]) -> tuple[Section, ...]:
         """Return the layers cut into sections.
 
-        Args:
-            order: names of their tensors in the order in which a pass is done with them; those that it is done with
-                only together are together.
+        ``order`` has the names of their tensors in the order in which a pass is done with them; those that it is done
+        with only together are together.
         """
         sections: list[Section] = []
         names: list[str] = []
@@ -146,13 +134,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Which sections stay in memory.
-
-    Attributes:
-        resident: numbers of the sections that stay.
-        streamed: numbers of the sections that are read for every pass; none where all fit.
-        slots: number of slots of the ring.
-    """
+    """Which sections stay in memory, and which are read for every pass, by number; none of the latter where all fit."""
 
     resident: tuple[int, ...]
     streamed: tuple[int, ...]
@@ -162,9 +144,7 @@ class Residency:
 def gguf_layout(path: Path) -> Layout:
     """Return where the weights of a GGUF model lie, of whose parts ``path`` is the first.
 
-    Raises:
-        ModelFileError: a file cannot be read, or is damaged.
-        UnstreamableError: it has no layers that are called as such.
+    Raises ``UnstreamableError`` where no tensors are named as layers.
     """
     paths = part_paths(path)
     layers: dict[str, Span] = {}
@@ -184,7 +164,7 @@ def gguf_layout(path: Path) -> Layout:
                 layers[name] = Span(file, start, end)
     looked_up_bytes = 0
     if _OUTPUT in others and _EMBEDDINGS in others:
-        # Else the output's weights are those of the embeddings.
+        # Without it the embeddings are the output projection as well.
         embeddings = others.pop(_EMBEDDINGS)
         looked_up_bytes = embeddings.end - embeddings.start
     if not numbers or sorted(numbers) != list(range(len(numbers))):
@@ -211,19 +191,15 @@ def _section(tensors: Iterable[tuple[Span, str]]) -> Section:
 
 
 def least_bytes(layout: Layout) -> int:
-    """Return memory in which a model can be used in any case: for what every pass reads, and the slots."""
+    """Return the least memory that a model can be used in: for what every pass reads, and the slots."""
     return layout.kept.num_bytes + MIN_SLOTS * layout.most_slot_bytes
 
 
 def residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = MIN_SLOTS) -> Residency:
-    """Return which sections stay in so much memory: as many as fit beside the slots. Those that do not are spread out.
+    """Return which sections stay in so much memory: as many as fit beside the slots, which it must hold.
 
-    A pass that takes long over what stays gives the disk time for the rest, if it lies between.
-
-    Args:
-        sections: of a model's layers.
-        memory_bytes: for sections that stay and the slots; not less than the slots take.
-        slots: number of slots of the ring.
+    The streamed sections are spread out: a pass that takes long over what stays gives the disk time for the section
+    behind.
     """
     sizes = [section.num_bytes for section in sections]
     if sum(sizes) <= memory_bytes:

@@ -29,7 +29,7 @@ from paceline.engines.streaming.layout import Extent, Section
 from paceline.engines.waited_for import be_waited_for
 
 _CLOSING_S: Final = 60.0
-"""A read that takes longer than this is one of a disk that is gone."""
+"""Seconds after which a read is taken to be one of a disk that is gone."""
 
 
 class Source(Protocol):
@@ -45,9 +45,8 @@ class _Slot:
     """Memory for one section.
 
     Attributes:
-        memory: what is read into.
-        section: the number of the one that is in it, or being read; ``None`` if it is free.
-        is_ready: the section is there.
+        section: number of the section that is in it, or being read; ``None`` if it is free.
+        is_ready: the section has been read.
     """
 
     memory: mmap.mmap
@@ -60,13 +59,6 @@ class Ring:
 
     :meth:`use` and :meth:`done` are for the thread of the pass, one section after the other in the order of ``order``,
     round and round.
-
-    Args:
-        source: where they are read from.
-        sections: all of the model's.
-        order: numbers of those that are streamed, as a pass needs them.
-        slots: how many of them there is room for.
-        slot_bytes: what the largest one takes.
 
     Attributes:
         waited_s: seconds that passes have waited for sections by now.
@@ -102,13 +94,13 @@ class Ring:
             self._error = None
             self._wanted.clear()
             if self._is_dry:
-                # Zeros are all that passes have there.
+                # A dry pass reads zeros.
                 for slot in self._slots:
                     slot.section, slot.is_ready = None, False
                 return
             kept = self._order[: len(self._slots)]
             for slot in self._slots:
-                # What is there already of what comes first is not read again.
+                # Sections that are in their slots already are not read again.
                 if slot.section not in kept or not slot.is_ready:
                     slot.section, slot.is_ready = None, False
             there = {slot.section for slot in self._slots}
@@ -123,12 +115,7 @@ class Ring:
             return self._error is not None
 
     def use(self, number: int) -> int:
-        """Wait until a section is there; return its slot's number.
-
-        Raises:
-            EngineError: it cannot be read.
-            ClosedError: the ring was closed meanwhile.
-        """
+        """Wait until a section is there; return its slot's number. Raises ``EngineError`` where it cannot be read."""
         started_s = time.perf_counter()
         with self._changed:
             while True:
@@ -140,14 +127,14 @@ class Ring:
                 if self._error is not None:
                     raise self._error
                 if self._is_dry:
-                    # Whatever lies in a slot will do.
+                    # A dry pass takes a slot with anything in it.
                     free = next(slot for slot in self._slots if slot.section is None)
                     free.section = number
                     continue
                 self._changed.wait()
 
     def done(self, number: int) -> None:
-        """Give back the slot of a section that was used; the next one that has no slot is read into it."""
+        """Give back the slot of a section that was used; the next section that has no slot is read into it."""
         with self._changed:
             for slot in self._slots:
                 if slot.section == number:
@@ -160,7 +147,6 @@ class Ring:
 
     @property
     def num_slots(self) -> int:
-        """How many sections there is room for."""
         return len(self._slots)
 
     def slot_memory(self, index: int) -> mmap.mmap:
@@ -168,10 +154,10 @@ class Ring:
         return self._slots[index].memory
 
     def set_dry(self, is_dry: bool) -> None:
-        """Let passes go on without their weights, with zeros instead, or with them again.
+        """Make dry passes, which have zeros for their weights and do not wait, or others again. Only between passes.
 
-        It is how passes are timed apart from the disk. Zeros, as what else lies in a slot may be no numbers by another
-        layout, and these would stay in the cache: nothing times what is no number is no number. Only between passes.
+        Dry passes are timed apart from the disk. What else lies in a slot may be no numbers by another layout, and
+        these would stay in the cache: nothing times NaN is NaN.
         """
         with self._changed:
             self._wanted.clear()
@@ -190,7 +176,7 @@ class Ring:
             self.restart()
 
     def close(self) -> None:
-        """End the reader, and give the slots back; whoever waits for a section is told."""
+        """End the reader, and give the slots back; a waiting thread gets an error."""
         with self._changed:
             if self._is_closed:
                 return

@@ -37,11 +37,7 @@ def describe_library() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for, so that the configuration is readable without.
-
-    Raises:
-        CapabilityError: torch or transformers is not installed.
-    """
+    """Import what needs torch when it is first asked for, so that the configuration is readable without."""
     if name not in _NEEDS_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -40,14 +40,12 @@ class CellPool:
 
     @property
     def used(self) -> int:
-        """Number of cells in use."""
         return int(np.count_nonzero(self._uses))
 
     def find(self, count: int) -> Int64Array:
         """Return the ``count`` lowest free cells, which stay free: low, because attention runs to the highest used.
 
-        Raises:
-            NoRoomError: fewer are free.
+        Raises ``NoRoomError`` where fewer are free.
         """
         free: Int64Array = np.flatnonzero(self._uses == 0)
         if len(free) < count:
@@ -90,7 +88,6 @@ class SequenceCells:
 
     @property
     def length(self) -> int:
-        """Number of committed tokens."""
         return self._length
 
     @property
@@ -132,13 +129,7 @@ class SequenceCells:
         return dropped
 
     def mark_visible(self, visible: BoolArray, parents: Sequence[int], cells: Int64Array) -> None:
-        """Set what new rows see: the committed tokens, their pending ancestors and themselves.
-
-        Args:
-            visible: ``[rows, width]``, overwritten.
-            parents: ``[rows]`` pending node that each row follows.
-            cells: ``[rows]`` cell of each row.
-        """
+        """Set ``visible`` ``[rows, width]`` for new rows: committed tokens, pending ancestors, the rows themselves."""
         before = len(self.pending_cells)
         committed = np.zeros(visible.shape[1], dtype=np.bool_)
         committed[self.committed] = True

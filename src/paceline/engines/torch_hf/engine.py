@@ -43,16 +43,18 @@ WIDTH_STEP = 64
 """Attention reads the pool in steps of so many cells: few shapes, and rows aligned for the GPU's masked kernels."""
 
 ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All of torch's but cuDNN's, which makes a plan for every new shape: 40 to 50 ms on an H100 for each number of rows
-and each width of the pool, and a text goes through many."""
+"""All kernels of torch but cuDNN's, which makes a plan for every new shape.
+
+That takes 40 to 50 ms on an H100 for each number of rows and each width of the pool, and a text goes through many.
+"""
 
 LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.0625, torch.bfloat16: 0.5}
 """Largest logit difference that rounding explains. In half precision the logits themselves are rounded, so these are
 four units in the last place of a logit between 16 and 32."""
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Largest logit difference that the check at load allows, relative to the largest logit: loose, as it looks for wrong
-attention."""
+"""Largest logit difference that the check at load allows, relative to the largest logit: it looks for wrong attention.
+"""
 
 
 class TorchHFEngine:
@@ -74,9 +76,9 @@ class TorchHFEngine:
     """
 
     _spare_cores: SpareCores | None = None
-    """Says how many of torch's threads to use; ``None`` where the user did, or where a GPU makes the passes."""
+    """Chooses torch's threads; ``None`` where the user did, or where a GPU makes the passes."""
     _set_threads: int | None = None
-    """What the user said; torch has one number for the process, which another engine may have changed."""
+    """Threads as the user set them; torch has one number for the process, which another engine may have changed."""
 
     def __init__(self, config: TorchHFConfig) -> None:
         own_threads = _own_threads()
@@ -110,10 +112,6 @@ class TorchHFEngine:
         """Run a model that is loaded already, where it is and in its dtype.
 
         It is put in evaluation mode and gets a hook on its output head, which :meth:`close` takes off again.
-
-        Raises:
-            CapabilityError: the model cannot run this way.
-            InputError: a number is out of range, or more context than the model was made for.
         """
         name = model.config.name_or_path or type(model).__name__
         limits: dict[str, Any] = {
@@ -122,7 +120,7 @@ class TorchHFEngine:
             "max_sequences": max_sequences,
             "cells": cells,
         }
-        TorchHFConfig(path=name, **limits)  # the checks of its values
+        TorchHFConfig(path=name, **limits)  # checks its values
         engine = cls.__new__(cls)
         engine._start(LoadedModel(model.eval(), tokenizer, name), **limits)
         return engine
@@ -164,7 +162,7 @@ class TorchHFEngine:
         self._head_input = _InputCapture(model.get_output_embeddings())
         self._sequences: dict[int, SequenceCells] = {}
         self._next_handle = 0
-        # Something is being done to sequences; between calls, an interrupt cut that short.
+        # Sequences are being changed; if set between calls, an interrupt cut that short.
         self._torn = False
         self._closed = False
         self._capabilities = EngineCapabilities(
@@ -192,25 +190,17 @@ class TorchHFEngine:
 
     @property
     def description(self) -> str:
-        """The model, its dtype and where it runs, in a few words for people."""
         return self._description
 
     @property
     def vocabulary(self) -> TokenizerVocabulary:
-        """The model's vocabulary."""
         return self._vocabulary
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What this engine can do with the model."""
         return self._capabilities
 
     def open(self) -> int:
-        """Start an empty sequence and return its handle.
-
-        Raises:
-            CapabilityError: ``max_sequences`` are open already.
-        """
         self._check_open()
         if len(self._sequences) >= self._capabilities.max_sequences:
             raise CapabilityError(
@@ -223,24 +213,12 @@ class TorchHFEngine:
         return handle
 
     def forward(self, steps: Sequence[Step]) -> TorchOutput:
-        """Append the rows of ``steps`` (at most one step a sequence) to their pending trees in one pass.
-
-        Raises:
-            NoRoomError: the pool has fewer free cells than there are rows; no sequence was changed.
-            EngineError: the pass failed; no sequence was changed.
-            CapabilityError: this process was forked after a pass.
-            ValueError: a step breaks the contract, or holds a token outside the vocabulary.
-        """
+        """Append the rows of ``steps``; also raises ``ValueError`` for a token outside the vocabulary."""
         self._check_open()
         self._check_steps(steps)
         return self._run(steps)
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
-        """Append the pending nodes of ``path`` to the committed tokens and forget the other pending nodes.
-
-        Raises:
-            ValueError: ``path`` does not run down from a child of the committed end.
-        """
         state = self._sequence(sequence)
         state.pending.check_path(path)
         self._torn = True
@@ -248,16 +226,9 @@ class TorchHFEngine:
         self._torn = False
 
     def length(self, sequence: int) -> int:
-        """Return the number of committed tokens."""
         return self._sequence(sequence).length
 
     def fork(self, sequence: int) -> int:
-        """Start a sequence that shares the committed tokens of ``sequence``, and their cells.
-
-        Raises:
-            CapabilityError: ``max_sequences`` are open already.
-            ValueError: ``sequence`` has pending nodes.
-        """
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before a fork")
@@ -269,11 +240,6 @@ class TorchHFEngine:
         return handle
 
     def trim(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` committed tokens; pending nodes are dropped.
-
-        Raises:
-            ValueError: fewer than ``length`` tokens are committed.
-        """
         state = self._sequence(sequence)
         if not 0 <= length <= state.length:
             raise ValueError(f"cannot keep {length} of the {state.length} tokens of sequence {sequence}")
@@ -283,15 +249,9 @@ class TorchHFEngine:
         self._torn = False
 
     def saved_bytes(self, sequence: int) -> int:
-        """Return the host memory that :meth:`save` would take now, in bytes."""
         return self._sequence(sequence).length * int(self._cache.cell_bytes)
 
     def save(self, sequence: int) -> SavedSequence:
-        """Copy the keys and values of the committed tokens to host memory. The sequence stays as it is.
-
-        Raises:
-            ValueError: ``sequence`` has pending nodes.
-        """
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving it")
@@ -300,13 +260,6 @@ class TorchHFEngine:
         return SavedSequence(state.length, self.saved_bytes(sequence), 0, _Saved(self._cache, layers))
 
     def restore(self, saved: SavedSequence) -> int:
-        """Start a sequence that holds the saved tokens, in cells of its own, and return its handle.
-
-        Raises:
-            NoRoomError: the pool has fewer free cells than tokens were saved; nothing was changed.
-            CapabilityError: ``max_sequences`` are open already; nothing was changed.
-            ValueError: another engine saved them.
-        """
         self._check_open()
         if not isinstance(saved.state, _Saved) or saved.state.cache is not self._cache:
             raise ValueError("another engine saved this sequence: feed its tokens")
@@ -324,12 +277,10 @@ class TorchHFEngine:
         return handle
 
     def close_sequence(self, sequence: int) -> None:
-        """Forget a sequence; cells that no fork shares are free."""
         self.trim(sequence, 0)
         del self._sequences[sequence]
 
     def close(self) -> None:
-        """Drop the model and the pool. Idempotent; everything else raises ``ClosedError`` after."""
         if self._closed:
             return
         self._closed = True
@@ -400,7 +351,6 @@ class TorchHFEngine:
     def _pack(
         self, steps: Sequence[Step], states: Sequence[SequenceCells], cells: Int64Array, width_step: int
     ) -> _PackedRows:
-        """Lay the rows of all steps side by side."""
         token_ids = [token_id for step in steps for token_id in step.token_ids]
         width = min(-(-self._pool.width_with(cells) // width_step) * width_step, len(self._pool))
         visible: BoolArray = np.empty((len(cells), width), dtype=np.bool_)
@@ -419,11 +369,7 @@ class TorchHFEngine:
         )
 
     def _compute(self, packed: _PackedRows) -> TorchOutput:
-        """Run the model over packed rows.
-
-        Raises:
-            EngineError: the model raised; no memory on the device, for instance.
-        """
+        """Run the model over packed rows; raise ``EngineError`` where it fails, as without memory on the device."""
         device = self._device
         positions = self._pool.positions[packed.cells]
         inputs = torch.from_numpy(np.stack([packed.token_ids, positions, packed.cells])).to(device)
@@ -541,23 +487,17 @@ class TorchOutput:
         self._logits = _read_only(host)
 
     def wait(self) -> None:
-        """Return when the pass has finished."""
         if self._ready is not None:
             self._ready.synchronize()
             self._ready = None
 
     def logits(self, step: int, output: int) -> FloatArray:
-        """Return the float32 logits ``[vocab]`` of ``steps[step].outputs[output]``, read-only."""
         self.wait()
         row: FloatArray = self._logits[self._index(step, output)]
         return row
 
     def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Return what the output head read for that row: the last hidden state ``[hidden]``, after the final norm.
-
-        Raises:
-            CapabilityError: the model has no output head to take it from.
-        """
+        """Return what the output head read for that row: the last hidden state ``[hidden]``, after the final norm."""
         if self._hidden_on_device is None:
             raise CapabilityError("this model has no output head whose input could be read as hidden states")
         if self._hidden is None:
@@ -618,7 +558,6 @@ class _InputCapture:
 
 
 def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:
-    """Yield the rows of each step in the pass."""
     start = 0
     for step in steps:
         yield slice(start, start + len(step.token_ids))
@@ -632,7 +571,7 @@ def _read_only(tensor: torch.Tensor) -> FloatArray:
 
 
 def _end_ids(model: Any) -> list[int]:
-    """Return the end-of-generation tokens that the generation configuration names, else those of the model's."""
+    """Return the end-of-generation tokens of the generation configuration, else those of the model's."""
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         end = getattr(config, "eos_token_id", None)
         if end is not None:

@@ -39,13 +39,7 @@ class LoadedModel(NamedTuple):
 
 
 def loaded_model(settings: TorchHFConfig) -> LoadedModel:
-    """Load the model and the tokenizer that ``settings`` name.
-
-    Raises:
-        ModelFileError: missing, incomplete, corrupt, or of an architecture transformers does not know.
-        CapabilityError: an architecture that this engine cannot run, or a missing package or device.
-        EngineError: the weights do not fit on the device.
-    """
+    """Load the model and the tokenizer that ``settings`` name."""
     path = Path(settings.path)
     source = _source(settings)
     device = _device(settings.device)
@@ -79,12 +73,7 @@ def loaded_model(settings: TorchHFConfig) -> LoadedModel:
 
 
 def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:
-    """Load the tokenizer that ``settings`` name, and no weights.
-
-    Raises:
-        ModelFileError: missing, incomplete, corrupt, or of a kind transformers does not know.
-        CapabilityError: a package is missing, or how the tokenizer turns tokens into text is unknown.
-    """
+    """Load the tokenizer that ``settings`` name, and no weights."""
     source = _source(settings)
     with contextlib.nullcontext() if settings.verbose else _quiet(), _file_errors(Path(settings.path)):
         config = transformers.AutoConfig.from_pretrained(**source)
@@ -94,12 +83,7 @@ def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:
 
 
 def _source(settings: TorchHFConfig) -> dict[str, Any]:
-    """Return what transformers calls a folder or a GGUF file.
-
-    Raises:
-        ModelFileError: there is neither.
-        CapabilityError: a package that reads GGUF is missing.
-    """
+    """Return a folder or a GGUF file as arguments of transformers' ``from_pretrained``."""
     path = Path(settings.path)
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(path),
@@ -110,7 +94,7 @@ def _source(settings: TorchHFConfig) -> dict[str, Any]:
         _check_gguf(path)
         source |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     elif path.is_dir():
-        # Both say what is missing better than transformers does.
+        # Both explain a missing file better than transformers does.
         check_model_folder(path)
         weight_files(path)
     elif path.exists() or settings.local_files_only:
@@ -120,13 +104,10 @@ def _source(settings: TorchHFConfig) -> dict[str, Any]:
 
 
 def refuse_unsupported(config: Any, model: Any = None) -> Any:
-    """Refuse architectures known not to run as packed rows over a pool of cells, before anything is computed.
+    """Return the class of ``model``, or of the model that ``config`` stands for.
 
-    Returns:
-        The class of ``model``, or of the model that ``config`` stands for.
-
-    Raises:
-        CapabilityError: the message says why, and the way out.
+    Raises ``CapabilityError`` for architectures known not to run as packed rows over a pool of cells, before anything
+    is computed.
     """
     way_out = "use a GGUF file with the llama_cpp engine"
     if config.is_encoder_decoder:
@@ -203,7 +184,7 @@ def _file_errors(path: Path) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise EngineError(f"the weights of {path} do not fit in memory; set a smaller dtype") from error
     except pickle.UnpicklingError as error:
-        # torch would have one load whatever code the file brings.
+        # else torch's message says how to load a file with any code that it brings
         raise ModelFileError(
             f"{path} has pickled weights that cannot be read; copy or download them again, or get *.safetensors files"
         ) from error

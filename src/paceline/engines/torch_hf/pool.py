@@ -43,7 +43,7 @@ class PoolCache(Cache):  # type: ignore[misc]
 
     @property
     def cell_bytes(self) -> int:
-        """What one token takes over all layers; 0 before the first pass."""
+        """Bytes of one token over all layers; 0 before the first pass."""
         pools = [pool for layer in self._pools.values() for pool in layer]
         return sum(pool[0, :, 0].numel() * pool.element_size() for pool in pools)
 

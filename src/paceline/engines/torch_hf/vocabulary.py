@@ -75,7 +75,7 @@ class TokenizerVocabulary:
                 "unknown; save a tokenizer.json beside the model"
             )
         self._tokenizer = tokenizer
-        # Whether control tokens are read is a setting that a tokenizer keeps, for every thread: each has its own one.
+        # Whether control tokens are read is a setting of a tokenizer, for all threads: each way has its own one.
         self._readers: dict[bool, Any] = {}
         self._making = threading.Lock()
         self._size = size
@@ -91,7 +91,7 @@ class TokenizerVocabulary:
                 *(token_id for token_id, token in added.items() if token.special),
                 *tokenizer.all_special_ids,
             ]
-            if token_id < size  # a token that was named and is in no file has the next id
+            if token_id < size  # a token that is named but in no file gets the next id
         )
         own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end_ids = self._with_turn_ends(token_id for token_id in [*end_ids, *own_end] if 0 <= token_id < size)
@@ -104,27 +104,25 @@ class TokenizerVocabulary:
 
     @property
     def size(self) -> int:
-        """Number of token ids: the model's, which may be padded beyond the tokenizer's."""
+        """The model's ids, which may be more than the tokenizer's."""
         return self._size
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """End-of-generation tokens: of the model's configuration, of the tokenizer and, if need be, of its template."""
+        """End tokens of the model's configuration, of the tokenizer and, if need be, of its template."""
         return self._end_ids
 
     @property
     def text_end_ids(self) -> frozenset[int]:
-        """End tokens that the tokenizer has as ordinary text."""
         return self._end_ids - self._control_ids
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text: the tokenizer's special ones."""
         return self._control_ids
 
     @cached_property
     def _single_ids(self) -> dict[bytes, int]:
-        # SentencePiece's tokens of bytes come last, as it uses those of characters where there are any.
+        # SentencePiece's byte tokens come last, as it uses the token of a character where there is one.
         token_ids = sorted(range(self._size), key=lambda token_id: bool(_BYTE_TOKEN.fullmatch(self._piece(token_id))))
         return single_characters(token_ids, self.token_spelling, self._control_ids)
 
@@ -132,18 +130,6 @@ class TokenizerVocabulary:
         return self._pieces.get(token_id, "")
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Turn text into token ids.
-
-        Args:
-            text: any text.
-            add_special: put the tokenizer's own special tokens at the start; the text is never closed with one.
-            parse_special: read the spelling of a control token (such as ``<|im_end|>``) as that token. Only for text
-                that the program wrote itself, such as a chat template. Without, no text makes one of them.
-
-        Raises:
-            InputError: the text is not valid Unicode; or it spells a control token, and there are no other tokens to
-                spell that with.
-        """
         token_ids = self._encode(text, add_special=False, parse_special=parse_special)
         if not parse_special and not self._control_ids.isdisjoint(token_ids):
             token_ids = spell_out(
@@ -157,22 +143,10 @@ class TokenizerVocabulary:
         return [*self._prefix, *token_ids] if add_special else token_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to the text; empty for control tokens and padding.
-
-        Raises:
-            ValueError: the id is outside the vocabulary.
-        """
         spelling = self.token_spelling(token_id)
         return b"" if spelling is None or token_id in self._control_ids else spelling
 
     def token_spelling(self, token_id: int) -> bytes | None:
-        """Return what a token is: its bytes, or the text of a control token.
-
-        ``None`` for padding, which is any id that the tokenizer does not know.
-
-        Raises:
-            ValueError: the id is outside the vocabulary.
-        """
         if not 0 <= token_id < self._size:
             raise ValueError(f"token {token_id} is outside the vocabulary of {self._size}")
         added = self._added.get(token_id)
@@ -184,7 +158,7 @@ class TokenizerVocabulary:
     def fewest_tokens(self, text: str) -> int:
         """Return how many tokens a text has at least; 0 where that is not known.
 
-        It is of byte-level vocabularies whose tokenizers do not normalise texts, and split them without leaving
+        It is known of byte-level vocabularies whose tokenizers do not normalise texts, and split them without leaving
         anything out.
         """
         return 0 if self._reach is None else self._reach.fewest_tokens(text)
@@ -201,7 +175,7 @@ class TokenizerVocabulary:
         return TokenReach.of(spellings, keeps_blanks=not any(token.lstrip or token.rstrip for token in added))
 
     def _with_turn_ends(self, named: Iterable[int]) -> frozenset[int]:
-        """Return named end tokens, with the one that closes turns in the chat template where none of them does."""
+        """Return named end tokens, with the one that closes turns in the chat template where no named token does."""
         ends = frozenset(named)
         template = getattr(self._tokenizer, "chat_template", None)
         templates = template.values() if isinstance(template, dict) else [template]
@@ -223,12 +197,12 @@ class TokenizerVocabulary:
         return token_ids
 
     def _reader(self, parse_special: bool) -> Any:
-        """Return the tokenizer that reads control tokens, or that which does not: nobody waits for another's text."""
+        """Return the tokenizer that reads control tokens, or the one that does not: neither waits for the other."""
         reader = self._readers.get(parse_special)
         if reader is None:
             with self._making:
                 reader = copy.deepcopy(self._tokenizer)
-                # What it has to set it sets now, while no other thread has it.
+                # It sets what it needs now, while no other thread uses it.
                 _encode_ids(reader, "", False, parse_special)
                 self._readers[parse_special] = reader
         return reader
@@ -244,7 +218,7 @@ def _encode_ids(tokenizer: Any, text: str, add_special: bool, parse_special: boo
         text,
         add_special_tokens=add_special,
         split_special_tokens=not parse_special,
-        verbose=False,  # no remark on the length that the tokenizer's configuration believes in
+        verbose=False,  # no warning about the length in the tokenizer's configuration
     )
     return token_ids
 
@@ -252,8 +226,7 @@ def _encode_ids(tokenizer: Any, text: str, add_special: bool, parse_special: boo
 def _spelling(backend: Any) -> tuple[str, Callable[[str], bytes]]:
     """Return the kind of vocabulary and how its pieces spell bytes, from the decoder.
 
-    Raises:
-        CapabilityError: the decoder is of a kind not known here.
+    Raises ``CapabilityError`` for an unknown kind of decoder.
     """
     # The decoder's pickled state is its part of tokenizer.json, without writing out the whole vocabulary.
     decoder: dict[str, Any] = {"type": None}
