@@ -15,9 +15,9 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serving.auth import get_namespace
 from paceline.serving.connections import AcceptingServer
-from paceline.serving.security import SecuritySettings, socket_options, with_security
+from paceline.serving.middleware import with_security
+from paceline.serving.security import SecuritySettings, get_namespace, socket_options
 from tests.timing import WAIT_S
 
 T = TypeVar("T")
@@ -53,10 +53,12 @@ def ask(
     url: str = "/v1/completions",
     *,
     app: ASGIApp | None = None,
+    public_paths: frozenset[str] = frozenset(),
     **request: Any,
 ) -> httpx.Response:
     """Ask an application behind the layers, without a socket."""
-    return run(lambda: _ask(with_security(app or Echo(), settings), method, url, request))
+    asked = with_security(app or Echo(), settings, public_paths=public_paths)
+    return run(lambda: _ask(asked, method, url, request))
 
 
 async def _ask(app: ASGIApp, method: str, url: str, request: dict[str, Any]) -> httpx.Response:

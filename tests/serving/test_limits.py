@@ -18,8 +18,8 @@ import paceline
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
-from paceline.serving.auth import ApiKeys
-from paceline.serving.security import SecuritySettings, with_security
+from paceline.serving.middleware import with_security
+from paceline.serving.security import ApiKeys, SecuritySettings
 from paceline.serving.server import SlotBoard
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, http_scope, run, serving
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted

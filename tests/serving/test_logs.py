@@ -13,10 +13,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from paceline.core.clock import VirtualClock
-from paceline.serving.auth import ApiKeys
 from paceline.serving.logs import LOGGER as ACCESS
 from paceline.serving.logs import RepeatFilter, RequestLog, logging_to_stderr
-from paceline.serving.security import SecuritySettings, with_security
+from paceline.serving.middleware import with_security
+from paceline.serving.security import ApiKeys, SecuritySettings
 from tests.serving.asking import answer, ask, body_part, call, http_scope
 from tests.timing import WAIT_S
 
@@ -124,14 +124,6 @@ def test_control_characters_are_spelled_and_long_paths_cut(caplog: pytest.LogCap
     assert line.startswith(r"GET /a\x1b[31m\nGET /fake 200\x9bxxx")
     assert line.isprintable()
     assert len(line) < 300
-
-
-@pytest.mark.parametrize(
-    ("path", "level"), [("/health", logging.DEBUG), ("/metrics", logging.DEBUG), ("/x", logging.INFO)]
-)
-def test_what_is_polled_is_logged_quietly(path: str, level: int, caplog: pytest.LogCaptureFixture) -> None:
-    ask(SecuritySettings(), "GET", path)
-    assert [found for found, _ in lines(caplog)] == [level]
 
 
 def test_refusals_are_logged(caplog: pytest.LogCaptureFixture) -> None:

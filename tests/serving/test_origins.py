@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.serving.auth import ApiKeys
-from paceline.serving.origins import CorsPolicy, host_name, is_loopback, open_warning
-from paceline.serving.security import SecuritySettings, with_security
+from paceline.serving.middleware import with_security
+from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, host_name, is_loopback, open_warning
 from tests.serving.asking import Echo, ask, body_part, call, http_scope
 
 KEYS = ApiKeys(["secret"])

@@ -13,8 +13,7 @@ from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
 from paceline.constraints import Source, compiler, llguidance_grammars
 from paceline.core.vocabulary import Vocabulary
-from paceline.serving.auth import ApiKeys, set_namespace
-from paceline.serving.security import SecuritySettings
+from paceline.serving.security import ApiKeys, SecuritySettings, set_namespace
 from paceline.serving.work import Kind, Share, Work, choose_reading_kind
 from tests.serving.live import Live, live
 from tests.timing import WAIT_S

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -61,13 +60,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file of the page.
-
-    Attributes:
-        content: bytes of the file.
-        media_type: what the bytes are, for the ``Content-Type`` header.
-        etag: name of the content, for the ``ETag`` header.
-    """
+    """One file of the page: its bytes, and the headers ``Content-Type`` and ``ETag``."""
 
     content: bytes
     media_type: str
@@ -90,19 +83,15 @@ def page_files() -> Mapping[str, PageFile]:
     return found
 
 
-def page_paths() -> frozenset[str]:
-    """Return the paths of the page, without a prefix. They tell nothing of the model, so they may be public."""
-    return frozenset(f"/{name}" for name in page_files())
+def page_handlers() -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
+    """Return what sends each file, by its path: the page at ``/``, the same for everybody.
+
+    The files tell nothing of the model, and a browser sends no key with what a page refers to.
+    """
+    return {f"/{name}": _handler_of(file) for name, file in page_files().items()}
 
 
-def add_page(router: APIRouter) -> None:
-    """Add the page at ``/``, and its files."""
-    for name, file in page_files().items():
-        # The same for everybody, as a browser sends no key with what a page refers to.
-        router.add_api_route(f"/{name}", _route_of_file(file), methods=["GET"], include_in_schema=False)
-
-
-def _route_of_file(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+def _handler_of(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
     headers = {**_HEADERS, "ETag": file.etag}
 
     async def send(request: Request) -> Response:

@@ -36,33 +36,20 @@ from paceline.serving.chat_request import (
 from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
-from paceline.serving.model_host import ModelHost, ServedModel
+from paceline.serving.model_host import ServedModel
 from paceline.serving.schema import MAX_TEXTS, ChatBody, TemplateBody
 from paceline.serving.work import Kind, Share
 from paceline.vocabularies.length import most_tokens
 
 
 async def prepare_completions(
-    host: ModelHost, share: Share, kind: Kind, prompt: Any, *, num_choices: int, most: int
+    served: ServedModel, share: Share, kind: Kind, prompt: Any, *, num_choices: int, most: int
 ) -> list[PreparedPrompt]:
     """Return the prompts of a completion.
 
     Control tokens that the text of a prompt spells are control tokens, as in llama-server: whoever completes texts
-    writes templates by hand.
-
-    Args:
-        host: has the model.
-        share: does the work.
-        kind: of the work.
-        prompt: the field ``prompt`` of the request.
-        num_choices: answers to each prompt.
-        most: answers that one request may have, to all prompts together.
-
-    Raises:
-        FieldError: it cannot be used.
-        ContextLengthError: it leaves no room for an answer.
+    writes templates by hand. At most ``most`` answers may be asked for, to all prompts together.
     """
-    served = host.served
     vocabulary = served.model.target.vocabulary
 
     def read() -> list[PreparedPrompt]:
@@ -81,7 +68,7 @@ async def prepare_completions(
 
 
 async def prepare_chat(
-    host: ModelHost,
+    served: ServedModel,
     share: Share,
     kind: Kind,
     body: ChatBody | TemplateBody,
@@ -92,21 +79,8 @@ async def prepare_chat(
 ) -> PreparedPrompt:
     """Return the prompt of a conversation.
 
-    Args:
-        host: has the model.
-        share: does the work.
-        kind: of the work.
-        body: of the request.
-        max_tokens: most tokens that the answer may have.
-        tools: functions that the template may describe.
-        offered: those of them that may be called, which are read out of the answer.
-
-    Raises:
-        FieldError: the conversation, a tool or an option cannot be used.
-        CapabilityError: the model has no chat template.
-        ContextLengthError: it leaves no room for an answer.
+    The template may describe ``tools``; those of them that are ``offered`` are read out of the answer.
     """
-    served = host.served
     params, names = read_chat_params(body, served.chat)
     if served.template is None:
         raise CapabilityError(
@@ -163,10 +137,7 @@ def _usual_variables(
 ) -> dict[str, Any]:
     """Return variables that llama-server gives templates that know them, and transformers does not.
 
-    Args:
-        template: of the model.
-        params: how the conversation is written; who switches reasoning is not overruled.
-        tools: functions that the template may describe.
+    Who switches reasoning is not overruled.
     """
     today = datetime.date.today()
     usual: dict[str, Any] = {
@@ -179,16 +150,11 @@ def _usual_variables(
     return {name: value for name, value in usual.items() if name in template.variables}
 
 
-async def resolve_biases(host: ModelHost, share: Share, kind: Kind, request: GenerationRequest) -> GenerationRequest:
-    """Return what is asked for, with biases of texts as those of their tokens, and end tokens banned if that is asked.
-
-    Args:
-        host: has the model.
-        share: does the work.
-        kind: of the work.
-        request: what a request asks for.
-    """
-    vocabulary = host.served.model.target.vocabulary
+async def resolve_biases(
+    served: ServedModel, share: Share, kind: Kind, request: GenerationRequest
+) -> GenerationRequest:
+    """Return what is asked for, with biases of texts as those of tokens, and end tokens banned where it says so."""
+    vocabulary = served.model.target.vocabulary
     given = request.bias_ids or request.options.params.logit_bias
 
     def read() -> dict[int, float]:
@@ -208,30 +174,29 @@ async def resolve_biases(host: ModelHost, share: Share, kind: Kind, request: Gen
         return replace(request, options=request.options.replaced({"logit_bias": biases})) if biases else request
 
 
-async def compile_constraint(host: ModelHost, share: Share, request: GenerationRequest) -> GenerationRequest:
-    """Return what is asked for, with what the answer is to keep to compiled for the model.
-
-    Raises:
-        FieldError: it cannot be used.
-    """
-    served, named = host.served, request.named
+async def compile_constraint(served: ServedModel, share: Share, request: GenerationRequest) -> GenerationRequest:
+    """Return what is asked for, with what the answer is to keep to compiled for the model."""
+    named = request.named
     constraint = None
     if named is not None:
-        constraint, request = await _compile(host, share, request, named), await _warn_unenforced(share, request, named)
+        constraint, request = (
+            await _compile(served, share, request, named),
+            await _warn_unenforced(share, request, named),
+        )
     if request.tools is not None:
         call_format = choose_call_format(request.tools, served.call_format)
         # Large schemas take a while.
         tools, vocabulary = request.tools, served.model.target.vocabulary
         with_calls = await share.offload(Kind.COMPILING, lambda: constrain_calls(tools, named, call_format, vocabulary))
         if with_calls is not None and with_calls != named:
-            named, constraint = with_calls, await _compile(host, share, request, with_calls)
+            named, constraint = with_calls, await _compile(served, share, request, with_calls)
             request = await _warn_unenforced_tools(share, request, tools)
     return replace(request, named=named, options=replace(request.options, constraint=constraint))
 
 
-async def _compile(host: ModelHost, share: Share, request: GenerationRequest, named: Named) -> Constraint:
+async def _compile(served: ServedModel, share: Share, request: GenerationRequest, named: Named) -> Constraint:
     try:
-        model, salt = host.served.model, request.cache_salt
+        model, salt = served.model, request.cache_salt
         return await share.offload(Kind.COMPILING, lambda: model.compile(named.source, namespace=share.key, salt=salt))
     except ConstraintError as error:
         raise FieldError(named.field, str(error)) from None
@@ -269,21 +234,13 @@ async def _warn_unenforced_tools(share: Share, request: GenerationRequest, tools
 
 
 def check_length(num_tokens: int, context_length: int) -> None:
-    """Refuse a prompt that leaves no room for an answer.
-
-    Raises:
-        ContextLengthError: it is too long.
-    """
+    """Refuse a prompt that leaves no room for an answer."""
     if num_tokens >= context_length:
         raise prompt_too_long(num_tokens, context_length)
 
 
 def _check_least(parts: Sequence[TextOrId], vocabulary: Vocabulary, context_length: int) -> None:
-    """Refuse a prompt that is too long by its bytes, before it is read, which takes seconds.
-
-    Raises:
-        ContextLengthError: it is too long.
-    """
+    """Refuse a prompt that is too long by its bytes, before it is read, which takes seconds."""
     if sum(most_tokens(part) if isinstance(part, str) else 1 for part in parts) < context_length:
         return
     least = sum(vocabulary.fewest_tokens(part) if isinstance(part, str) else 1 for part in parts)
@@ -303,16 +260,7 @@ TextOrId: TypeAlias = str | int
 
 
 def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextOrId]]:
-    """Return the prompts of a request, each as texts and token ids in their order.
-
-    Args:
-        prompt: the field ``prompt`` of the request.
-        num_choices: answers to each.
-        most: answers that one request may have, to all prompts together.
-
-    Raises:
-        FieldError: it is something else, or has too many.
-    """
+    """Return the prompts of a request, each as texts and token ids in their order."""
     several = isinstance(prompt, list) and bool(prompt) and not any(_is_id(item) for item in prompt)
     items = prompt if several else [prompt]
     if len(items) * num_choices > most:
@@ -328,11 +276,7 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
 def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:
     """Return the token ids of texts and ids in their order.
 
-    Args:
-        parts: texts and token ids.
-        vocabulary: reads the texts.
-        add_special: put the model's own tokens at the start, if a text stands there.
-        parse_special: take the spelling of a control token for that token.
+    ``add_special`` puts the model's own tokens at the start, if a text stands there.
     """
     token_ids: list[int] = []
     for place, part in enumerate(parts):
@@ -344,15 +288,7 @@ def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bo
 
 
 def read_mixed(content: Any, name: str) -> list[TextOrId]:
-    """Return a text, or texts and token ids mixed, as a list of them.
-
-    Args:
-        content: a field of the request.
-        name: of the field.
-
-    Raises:
-        FieldError: it is something else.
-    """
+    """Return what a field has, a text or texts and token ids mixed, as a list of them."""
     if isinstance(content, str):
         return [content]
     if isinstance(content, list) and all(isinstance(item, str) or _is_id(item) for item in content):
@@ -399,15 +335,7 @@ def token_piece(token_id: int, vocabulary: Vocabulary) -> bytes:
 
 
 def read_ids(given: Any, name: str) -> list[int]:
-    """Return token ids as a request has them, where 3.0 is 3: clients written in JavaScript have one kind of number.
-
-    Args:
-        given: a field of the request.
-        name: of the field.
-
-    Raises:
-        FieldError: it is something else.
-    """
+    """Return the token ids that a field has. 3.0 is 3 there: clients written in JavaScript have one kind of number."""
     if not isinstance(given, list):
         raise FieldError(name, f"{name} is {shown(given)}: give a list of token ids")
     token_ids = [int(item) if isinstance(item, float) and item.is_integer() else item for item in given]
@@ -418,11 +346,7 @@ def read_ids(given: Any, name: str) -> list[int]:
 
 
 def check_ids(token_ids: Sequence[int], vocabulary: Vocabulary, name: str) -> None:
-    """Refuse ids that the vocabulary does not have.
-
-    Raises:
-        FieldError: one of them is unknown.
-    """
+    """Refuse ids that the vocabulary does not have."""
     for token_id in token_ids:
         if not 0 <= token_id < vocabulary.size:
             raise FieldError(name, f"token id {shown(token_id)} is not in the vocabulary of {vocabulary.size}")

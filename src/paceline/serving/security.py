@@ -1,151 +1,213 @@
-"""Who may use the server, and the layers that a request passes between the socket and the routes.
+"""Who may use the server: API keys, names and web pages, TLS, and how much of it one request may take.
 
-::
-
-    socket       uvicorn: TLS, size and time of headers, time to read; who yields where there are too many connections
-      RequestLog    one line for each request, refused ones included; id of the request, nosniff
-      Cors          preflights; which pages may read answers and refusals
-      Gate          answers what is refused here and below
-        HostCheck     names of this server
-        OriginCheck   no foreign pages
-        KeyCheck      API keys; namespace of the request
-      BodyReader    size and time of the body, which nobody without a key gets read
-      RequestLimit  how many are under way, bodies on their way not counted
-    routes
+What is set here is held by the layers of ``middleware.py`` and by the connections.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import hmac
+import ipaddress
+import re
+import secrets
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
-from paceline.serving.auth import ApiKeys, KeyCheck
-from paceline.serving.errors import RefusedError, error_response
-from paceline.serving.http_protocol import LINGER_S, protocol_with_limits
-from paceline.serving.limits import BodyReader, RequestLimit, declared_length
-from paceline.serving.logs import RequestLog
-from paceline.serving.origins import (
-    ANY_HOST,
-    Cors,
-    CorsPolicy,
-    HostCheck,
-    OriginCheck,
-    host_name,
-    is_loopback,
-    is_socket_path,
-    open_warning,
-    plain_name,
-)
-from paceline.serving.page import page_paths
+from paceline.serving.http_protocol import protocol_with_limits
 
-Refused: TypeAlias = Callable[[int, str], None]
-"""Hears of a refusal: its status, and the type of error in its body."""
-Check: TypeAlias = Callable[[Scope], None]
-"""Raises a :class:`RefusedError` for a request that may not pass."""
+_NAMESPACE_BYTES: Final = 16
 
-HEALTH_PATHS: Final = frozenset({"/health", "/v1/health"})
-"""Paths that may be read without a key: whatever watches over servers asks here."""
-POLLED_PATHS: Final = HEALTH_PATHS | {"/models", "/v1/models", "/props", "/metrics", "/slots"}
-"""Paths that whatever watches over servers asks for again and again."""
 
-_LIMITS: Final = (
-    "max_body_bytes", "body_timeout_s", "max_header_bytes", "header_timeout_s", "read_timeout_s", "max_connections"
-)  # fmt: skip
+class ApiKeys:
+    """The keys that open the server; without any it is open. Nothing that a key could be told from is shown or stored.
+
+    All digests are made with a secret of this process: they mean nothing in another one.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._secret = secrets.token_bytes(32)
+        distinct = dict.fromkeys(keys)
+        for number, key in enumerate(distinct, start=1):
+            # No header can carry control characters.
+            if not key or not key.isprintable():
+                raise InputError(
+                    f"API key {number} of {len(distinct)} is empty or has a control character: "
+                    "use letters, digits and punctuation"
+                )
+        self._digests = tuple(self._digest(b"key", key.encode()) for key in distinct)
+
+    @classmethod
+    def from_options(cls, lists: Iterable[str] = (), files: Iterable[Path] = ()) -> ApiKeys:
+        """Return the keys of ``--api-key``, with commas between them, and of ``--api-key-file``, one a line.
+
+        A list or file without a key is refused, as it would leave the server open.
+        """
+        keys: list[str] = []
+        for given in lists:
+            found = [key.strip() for key in given.split(",") if key.strip()]
+            if not found:
+                raise InputError("--api-key holds no key: give one, or leave the option out to serve without keys")
+            keys += found
+        for path in files:
+            found = [line.strip() for line in _read_keys(path).splitlines()]
+            found = [line for line in found if line and not line.startswith("#")]
+            if not found:
+                raise InputError(f"--api-key-file {path} holds no key: write one a line, or leave the option out")
+            keys += found
+        return cls(keys)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __repr__(self) -> str:
+        return f"ApiKeys({len(self)} keys)"
+
+    def accepts(self, credential: bytes) -> bool:
+        """Return whether a credential is one of the keys.
+
+        The time taken tells nothing of the keys: digests are compared in constant time, all of them always.
+        """
+        digest = self._digest(b"key", credential)
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(matches)
+
+    def namespace(self, credential: bytes | None) -> str:
+        """Return the namespace of whoever has this key, or none: the same for the same key, while this object lives."""
+        kind, value = (b"nobody", b"") if credential is None else (b"somebody", credential)
+        return self._digest(kind, value)[:_NAMESPACE_BYTES].hex()
+
+    def _digest(self, purpose: bytes, value: bytes) -> bytes:
+        return blake2b(value, key=self._secret, person=purpose, digest_size=32).digest()
+
+
+def set_namespace(scope: Scope, namespace: str) -> None:
+    """Keep the namespace of a request for the routes."""
+    scope.setdefault("state", {})["namespace"] = namespace
+
+
+def get_namespace(scope: Scope, cache_salt: str | None = None) -> str:
+    """Return the namespace that a request may share cached prompts and n-gram history within.
+
+    The check of keys has set it. With a salt, requests share only with those of the same key *and* salt.
+    """
+    namespace: str = scope["state"]["namespace"]
+    if cache_salt is None:
+        return namespace
+    # JSON can spell half a surrogate pair, which plain UTF-8 refuses.
+    salt = cache_salt.encode("utf-8", "surrogatepass")
+    return blake2b(salt, key=namespace.encode(), digest_size=_NAMESPACE_BYTES).hexdigest()
+
+
+def _read_keys(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read --api-key-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--api-key-file {path} is not UTF-8: write the keys as plain text, one a line") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's loopback: ``localhost``, ``127.0.0.0/8`` or ``::1``.
+
+    Names other than ``localhost`` are not looked up: whoever answers for a name may change the answer. Brackets around
+    an IPv6 address and a dot at the end are allowed.
+    """
+    name = host.lower().removesuffix(".")
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def is_socket_path(host: str) -> bool:
+    """Return whether an address to listen at is a Unix socket, by llama-server's rule: the name ends in ``.sock``."""
+    return host.endswith(".sock")
+
+
+ANY_ORIGIN: Final = "*"
+"""Origin that stands for all of them."""
+LOOPBACK_ORIGINS: Final = "localhost"
+"""Origin that stands for every page that was loaded from this machine's loopback, at any port."""
+_NO_ORIGIN: Final = "null"
+"""What browsers send as the origin of files and sandboxed frames."""
 
 
 @dataclass(frozen=True)
-class SecuritySettings:
-    """Who may use the server, from where, and how much of it one request may take.
+class CorsPolicy:
+    """Which web pages may read answers. How they may ask is as llama-server has it where nothing is said.
 
     Attributes:
-        hosts: the addresses that the server listens at; those that end in ``.sock`` are Unix sockets.
-        keys: the API keys; none of them leaves the server open to all that reach it.
-        allowed_hosts: names by which the server may be asked for beyond the loopback's; ``*`` for any. Where some are
-            given, the names are checked at any address and with keys too.
-        cors: which web pages may read answers; by default none.
-        public_paths: may be read without a key.
-        quiet_paths: are logged at level DEBUG.
-        tls: the files of TLS; ``None`` for plain HTTP.
-        max_body_bytes: bytes of a request's body.
-        body_timeout_s: seconds from the end of a request's headers until its body is there.
-        max_header_bytes: bytes of a request's first line and headers, however they arrive.
-        header_timeout_s: seconds until all headers of a request are there.
-        read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
-        max_connections: requests under way at a time, of which each has a connection of its own; further ones get
-            status 503. Of further connections, the longest silent one is closed.
+        origins: ``scheme://host[:port]`` of each page, :data:`ANY_ORIGIN` or :data:`LOOPBACK_ORIGINS`. Empty: no page
+            may, and no answer has a header about it.
     """
 
-    hosts: tuple[str, ...] = ("127.0.0.1",)
-    keys: ApiKeys = field(default_factory=ApiKeys)
-    allowed_hosts: tuple[str, ...] = ()
-    cors: CorsPolicy = field(default_factory=CorsPolicy)
-    public_paths: frozenset[str] = HEALTH_PATHS
-    quiet_paths: frozenset[str] = POLLED_PATHS
-    tls: TlsFiles | None = None
-    max_body_bytes: int = 16 << 20
-    body_timeout_s: float = 60.0
-    max_header_bytes: int = 16 << 10
-    header_timeout_s: float = 10.0
-    read_timeout_s: float = 60.0
-    max_connections: int = 1000
+    origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is {getattr(self, name)}: it has to be above 0")
-        for host in self.allowed_hosts:
-            if host != ANY_HOST and host_name(host) != plain_name(host):
+        for origin in self.origins:
+            if origin not in (ANY_ORIGIN, LOOPBACK_ORIGINS, _NO_ORIGIN) and not _is_origin(origin):
                 raise InputError(
-                    f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
+                    f"--cors-origins cannot use {origin!r}: write an origin without path, such as "
+                    "https://chat.example.org, or 'localhost' or '*'"
                 )
 
-    @classmethod
-    def from_options(cls, options: ServerOptions) -> SecuritySettings:
-        """Return what the options of a server come to.
-
-        Raises:
-            InputError: a file cannot be read, or a value cannot be used.
-        """
-        key, certificate, key_file = (
-            None if name is None else Path(name)
-            for name in (options.ssl_key_file, options.ssl_cert_file, options.api_key_file)
-        )
-        return cls(
-            hosts=options.host,
-            keys=ApiKeys.from_options([",".join(options.api_key)] if options.api_key else [], filter(None, [key_file])),
-            allowed_hosts=options.allowed_hosts,
-            cors=CorsPolicy(options.cors_origins),
-            public_paths=frozenset(f"{options.prefix}{path}" for path in (*HEALTH_PATHS, *page_paths())),
-            quiet_paths=frozenset(f"{options.prefix}{path}" for path in POLLED_PATHS),
-            tls=TlsFiles.from_options(key, certificate),
-            max_body_bytes=options.max_body << 20,
-            body_timeout_s=options.read_s,
-            read_timeout_s=options.read_s,
-        )
-
-    def warnings(self) -> list[str]:
-        """Return the lines that warn of a server that more can use than one may think."""
-        has_keys = bool(self.keys)
-        found = (open_warning(self.hosts, has_keys), self.cors.warning(has_keys))
-        return [warning for warning in found if warning is not None]
-
-    @property
-    def checks_hosts(self) -> bool:
-        """Whether the ``Host`` of each request is checked."""
-        if self.allowed_hosts:
+    def allows(self, origin: str) -> bool:
+        """Return whether a page of this origin may read answers."""
+        if ANY_ORIGIN in self.origins or (LOOPBACK_ORIGINS in self.origins and _is_loopback_origin(origin)):
             return True
-        listening = [host for host in self.hosts if not is_socket_path(host)]
-        return not self.keys and all(is_loopback(host) for host in listening)
+        return origin != LOOPBACK_ORIGINS and origin.lower() in (listed.lower() for listed in self.origins)
+
+    def warning(self, has_keys: bool) -> str | None:
+        """Return the line that warns of a server that every web page may use; ``None`` where all is well."""
+        if has_keys or ANY_ORIGIN not in self.origins:
+            return None
+        return (
+            "every web page that is open on this machine may use this server (--cors-origins *), and it asks for no "
+            "key: give --api-key, or list the origins"
+        )
+
+
+def _is_origin(text: str) -> bool:
+    scheme, separator, rest = text.partition("://")
+    return bool(scheme and separator and rest) and text.isprintable() and not any(sign in rest for sign in "/?#@* ")
+
+
+def _is_loopback_origin(origin: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+        name = parts.hostname
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and name is not None and is_loopback(name)
+
+
+ANY_HOST: Final = "*"
+"""Host name that stands for all of them."""
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]*)?")
+
+
+def host_name(value: str) -> str | None:
+    """Return the name in a ``Host`` header: lower case, without port; ``None`` where the header is malformed."""
+    found = _HOST.fullmatch(value)
+    return plain_name(found[1]) if found else None
+
+
+def plain_name(host: str) -> str:
+    """Return a name as names are compared: in lower case, without a dot at the end."""
+    return host.lower().removesuffix(".")
 
 
 @dataclass(frozen=True)
@@ -167,11 +229,7 @@ class TlsFiles:
 
     @classmethod
     def from_options(cls, key: Path | None, certificate: Path | None) -> TlsFiles | None:
-        """Return the checked files of ``--ssl-key-file`` and ``--ssl-cert-file``; ``None`` where neither is given.
-
-        Raises:
-            InputError: one is missing, cannot be read or is of another kind, or they do not belong together.
-        """
+        """Return the checked files of ``--ssl-key-file`` and ``--ssl-cert-file``; ``None`` where neither is given."""
         if key is None and certificate is None:
             return None
         if certificate is None:
@@ -214,94 +272,94 @@ def _check_pair(key: Path, certificate: Path) -> None:
         ) from None
 
 
-def with_security(app: ASGIApp, settings: SecuritySettings, refused: Refused | None = None) -> ASGIApp:
-    """Return an application behind everything that a request has to pass.
-
-    Args:
-        app: the routes.
-        settings: who may use them.
-        refused: hears of each request that no route sees.
-    """
-    routes = app
-    keys_differ = bool(settings.keys)
-    app = RequestLimit(app, most=settings.max_connections, keys_differ=keys_differ)
-    app = BodyReader(
-        app,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        keys_differ=keys_differ,
-    )
-    checks: list[Check] = [KeyCheck(settings.keys, settings.public_paths)]
-    if not settings.keys:
-        checks.insert(0, OriginCheck(settings.cors))
-    if settings.checks_hosts:
-        checks.insert(0, HostCheck(settings.allowed_hosts))
-    app = Gate(app, checks, refused)
-    if settings.cors.origins:
-        app = Cors(app, policy=settings.cors)
-    requests = RequestLog(app, quiet_paths=settings.quiet_paths)
-
-    async def front(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            # None of the checks knows them.
-            await send({"type": "websocket.close", "code": 1008, "reason": "this server has no websockets"})
-        else:
-            await (requests if scope["type"] == "http" else routes)(scope, receive, send)
-
-    return front
+_POSITIVE: Final = (
+    "max_body_bytes", "body_timeout_s", "max_header_bytes", "header_timeout_s", "read_timeout_s", "max_connections"
+)  # fmt: skip
 
 
-class Gate:
-    """Lets through what passes all checks, and answers what these or the layers behind them refuse.
+@dataclass(frozen=True)
+class SecuritySettings:
+    """Who may use the server, from where, and how much of it one request may take.
 
-    Starlette's handlers of exceptions know nothing of a body that nobody read.
-
-    Args:
-        app: the application; a :class:`RefusedError` of it comes before it has answered.
-        checks: raise a :class:`RefusedError` for a request that may not pass.
-        refused: hears of each refusal.
+    Attributes:
+        hosts: the addresses that the server listens at; those that end in ``.sock`` are Unix sockets.
+        keys: the API keys; none of them leaves the server open to all that reach it.
+        allowed_hosts: names by which the server may be asked for beyond the loopback's; ``*`` for any. Where some are
+            given, the names are checked at any address and with keys too.
+        cors: which web pages may read answers; by default none.
+        tls: the files of TLS; ``None`` for plain HTTP.
+        max_body_bytes: bytes of a request's body.
+        body_timeout_s: seconds from the end of a request's headers until its body is there.
+        max_header_bytes: bytes of a request's first line and headers, however they arrive.
+        header_timeout_s: seconds until all headers of a request are there.
+        read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
+        max_connections: requests under way at a time, of which each has a connection of its own; further ones get
+            status 503. Of further connections, the longest silent one is closed.
     """
 
-    def __init__(self, app: ASGIApp, checks: Sequence[Check], refused: Refused | None) -> None:
-        self._app = app
-        self._checks = checks
-        self._refused = refused
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    allowed_hosts: tuple[str, ...] = ()
+    cors: CorsPolicy = field(default_factory=CorsPolicy)
+    tls: TlsFiles | None = None
+    max_body_bytes: int = 16 << 20
+    body_timeout_s: float = 60.0
+    max_header_bytes: int = 16 << 10
+    header_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
+    max_connections: int = 1000
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or answer it with its refusal."""
-        headers = Headers(scope=scope)
-        is_unread = bool(declared_length(headers)) or "transfer-encoding" in headers
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}: it has to be above 0")
+        for host in self.allowed_hosts:
+            if host != ANY_HOST and host_name(host) != plain_name(host):
+                raise InputError(
+                    f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
+                )
 
-        async def receive_watched() -> Message:
-            nonlocal is_unread
-            message = await receive()
-            is_unread = message.get("more_body", False)
-            return message
-
-        try:
-            for check in self._checks:
-                check(scope)
-            await self._app(scope, receive_watched, send)
-            return
-        except RefusedError as error:
-            answer = error_response(error)
-            if self._refused is not None:
-                self._refused(error.status, error.kind)
-        # With the error went what its frames held of a body, which others may need the memory for.
-        closing = [(b"connection", b"close")] if is_unread else []
-        await send(
-            {"type": "http.response.start", "status": answer.status_code, "headers": [*answer.raw_headers, *closing]}
+    @classmethod
+    def from_options(cls, options: ServerOptions) -> SecuritySettings:
+        key, certificate, key_file = (
+            None if name is None else Path(name)
+            for name in (options.ssl_key_file, options.ssl_cert_file, options.api_key_file)
         )
-        await send({"type": "http.response.body", "body": answer.body, "more_body": is_unread})
-        if not is_unread:
-            return
-        if answer.status_code != 408:
-            # Whoever was too slow is not waited for once more.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_S):
-                    while is_unread:
-                        await receive_watched()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return cls(
+            hosts=options.host,
+            keys=ApiKeys.from_options([",".join(options.api_key)] if options.api_key else [], filter(None, [key_file])),
+            allowed_hosts=options.allowed_hosts,
+            cors=CorsPolicy(options.cors_origins),
+            tls=TlsFiles.from_options(key, certificate),
+            max_body_bytes=options.max_body << 20,
+            body_timeout_s=options.read_s,
+            read_timeout_s=options.read_s,
+        )
+
+    def warnings(self) -> list[str]:
+        """Return the lines that warn of a server that more can use than one may think."""
+        has_keys = bool(self.keys)
+        found = (open_warning(self.hosts, has_keys), self.cors.warning(has_keys))
+        return [warning for warning in found if warning is not None]
+
+    @property
+    def checks_hosts(self) -> bool:
+        """Whether the ``Host`` of each request is checked."""
+        if self.allowed_hosts:
+            return True
+        listening = [host for host in self.hosts if not is_socket_path(host)]
+        return not self.keys and all(is_loopback(host) for host in listening)
+
+
+def open_warning(hosts: Iterable[str], has_keys: bool) -> str | None:
+    """Return the line that warns of a server without keys that other machines can reach; ``None`` where all is well."""
+    reachable = [host for host in hosts if not is_socket_path(host) and not is_loopback(host)]
+    if has_keys or not reachable:
+        return None
+    return (
+        f"other machines can reach this server at {', '.join(reachable)}, and it asks for no key: "
+        "give --api-key or --api-key-file, or listen at 127.0.0.1 (--host)"
+    )
 
 
 def socket_options(settings: SecuritySettings) -> dict[str, Any]:

@@ -17,11 +17,9 @@ from starlette.responses import Response
 from paceline.core.errors import QueueFullError
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, TokenEvent
-from paceline.serving.auth import get_namespace
 from paceline.serving.errors import FieldError, RefusedError, in_names_of, status_and_body
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
 from paceline.serving.generation_request import Api, GenerationRequest
-from paceline.serving.limits import Shares
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.props import short_generation_settings
@@ -34,7 +32,8 @@ from paceline.serving.response_formats import (
     json_pieces,
     to_json,
 )
-from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Work
+from paceline.serving.security import get_namespace
+from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Shares, Work
 
 _WHOLE_ROUNDS: Final = 16
 """Rounds that are looked at together where nobody reads them as they come."""

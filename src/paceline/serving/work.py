@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop: done in threads, by its kind, and for each key in turn.
+"""What the clients of a server share: work in threads, by its kind and for each key in turn, and room.
 
 ::
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from typing import Final, TypeVar
 
 from starlette.types import Scope
 
-from paceline.serving.auth import get_namespace
+from paceline.core.errors import QueueFullError
+from paceline.serving.security import get_namespace
 
 _T = TypeVar("_T")
 
@@ -46,12 +47,7 @@ _SHORT_ITEMS: Final = 64
 
 
 def choose_reading_kind(num_bytes: int, num_items: int = 1) -> Kind:
-    """Return of which kind it is to read what a request says: short ones take some 20 ms at most.
-
-    Args:
-        num_bytes: of its texts, or of its whole body.
-        num_items: messages and tools.
-    """
+    """Return of which kind it is to read a body of so many bytes, messages and tools: short ones take 20 ms at most."""
     return Kind.SHORT if num_bytes <= _SHORT_BYTES and num_items <= _SHORT_ITEMS else Kind.LONG
 
 
@@ -77,11 +73,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Does work for one key.
-
-    Attributes:
-        key: the namespace of the key.
-    """
+    """Does work for one key, which is its namespace."""
 
     _queues: dict[Kind, _Queue]
     key: str
@@ -90,13 +82,8 @@ class Share:
         """Return what a function comes to.
 
         Whoever is cancelled while the work waits takes it out of the queue. Work that has begun goes on, and nobody
-        hears of it.
-
-        Args:
-            kind: of the work.
-            function: called in a thread.
-            num_items: of the lists that it reads or writes, where these decide whether it takes long: few are seen to
-                at once.
+        hears of it. ``num_items`` are those of the lists that it reads or writes, where these decide whether it takes
+        long: few are seen to at once, here.
         """
         if num_items is not None and num_items <= MAX_AT_ONCE:
             return function()
@@ -104,11 +91,7 @@ class Share:
 
 
 class _Queue:
-    """Work of one kind.
-
-    Args:
-        kind: of the work.
-    """
+    """Work of one kind."""
 
     def __init__(self, kind: Kind) -> None:
         _, self._free = kind.value
@@ -187,3 +170,54 @@ async def in_own_thread(function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(pool, function)
     finally:
         pool.shutdown(wait=False)
+
+
+class Shares:
+    """Room of which each key may have half of what the other keys leave.
+
+    So whoever comes next finds some, however much the others ask for. Where keys do not differ, as there are none, one
+    client is as another, and all of them have all of the room. All of it belongs to the event loop.
+    """
+
+    def __init__(self, most: int, *, keys_differ: bool = True) -> None:
+        self.most = most
+        self._parts = 2 if keys_differ else 1
+        self._held: Counter[str] = Counter()
+        self._waiting: defaultdict[str, deque[object]] = defaultdict(deque)
+        self._changed = asyncio.Event()
+
+    def take(self, key: str, amount: int) -> bool:
+        """Return whether a key may have so much more; if so, it has it."""
+        others = self._held.total() - self._held[key]
+        # Others may have come since this key took what it has, and it may go on with that.
+        if amount and self._held[key] + amount > (self.most - others) // self._parts:
+            return False
+        self._held[key] += amount
+        return True
+
+    async def take_in_turn(self, key: str, amount: int, most_waiting: int) -> None:
+        """Wait until a key may have so much more. Of a key, whoever came first is first, and only so many may wait."""
+        waiting = self._waiting[key]
+        if not waiting and self.take(key, amount):
+            return
+        if len(waiting) >= most_waiting:
+            raise QueueFullError(f"{len(waiting)} requests of this client wait for room, and no more may")
+        turn = object()
+        waiting.append(turn)
+        try:
+            while waiting[0] is not turn or not self.take(key, amount):
+                await self._changed.wait()
+        finally:
+            waiting.remove(turn)
+            self._tell()
+
+    def give_back(self, key: str, amount: int) -> None:
+        self._held[key] -= amount
+        if not self._held[key]:
+            del self._held[key]
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake all that wait now."""
+        self._changed.set()
+        self._changed.clear()
