@@ -28,7 +28,7 @@ from benchmarks.progress import progress_bar
 from benchmarks.server_process import ServerProcess
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.threads import PERIOD_S, usable_cores
 from paceline.machine import machine
 from paceline.models.embedded import heldout

@@ -26,7 +26,8 @@ import typer
 from benchmarks.progress import progress_bar
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.registry import resolve_model
 

@@ -34,7 +34,8 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.sampling import RowSampler
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model
@@ -196,7 +197,7 @@ def _model(path: Path, threads: int | None) -> Model:
 
 
 def _engine(path: Path, threads: int | None) -> LlamaCppEngine:
-    return LlamaCppEngine(LlamaCppConfig(path, context_length=CONTEXT_TOKENS, threads=threads, max_sequences=2))
+    return LlamaCppEngine(ModelOptions(path, context_length=CONTEXT_TOKENS, threads=threads, max_sequences=2))
 
 
 def _answer(model: Model, text: str, num_tokens: int) -> Generation:

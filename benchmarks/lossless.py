@@ -17,7 +17,7 @@ from paceline.api import Model, load
 from paceline.comparison import answer, explain
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import CapabilityError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy

@@ -17,7 +17,8 @@ import numpy as np
 
 from paceline.conversion.llama import LlamaShape
 from paceline.core.params import SamplingParams, StopRules
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.options import ModelOptions
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 
@@ -31,7 +32,7 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random-1b-q4_0.gguf"
         write_random_llama(path)
-        with closing(LlamaCppEngine(LlamaCppConfig(path, context_length=512))) as engine:
+        with closing(LlamaCppEngine(ModelOptions(path, context_length=512))) as engine:
             # The loop itself, as the counters are set back between two of its rounds.
             loop = DecodingLoop(engine, [], NO_SPECULATION)
             ratios, speeds = [], []

@@ -29,7 +29,7 @@ from paceline.bench.workloads import Task
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.machine import machine
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import HELDOUT_KINDS

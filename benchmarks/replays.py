@@ -31,7 +31,8 @@ from paceline.cli.options import refuse_given
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model

@@ -51,7 +51,7 @@ from benchmarks.progress import progress_bar
 from benchmarks.server_process import ServerProcess
 from paceline.bench.workloads import PROMPT_TOKENS
 from paceline.core.errors import InputError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model

@@ -21,7 +21,7 @@ import paceline
 from paceline.api import Model
 from paceline.core.errors import InputError
 from paceline.core.stats import percentile
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
 from paceline.models.registry import resolve_model

@@ -26,7 +26,8 @@ from typing import Any
 import paceline
 from paceline.conversion.quantize import quantize_gguf
 from paceline.drafters.registry import build_drafters
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.runtime.worker import Worker
 
@@ -247,10 +248,8 @@ def _model(folder: Path) -> paceline.Model:
     worker = Worker()
 
     def open_here() -> paceline.Model:
-        target = LlamaCppEngine(LlamaCppConfig(path, context_length=256, max_sequences=SEQUENCES, cache_type="f32"))
-        draft = LlamaCppEngine(
-            LlamaCppConfig(embedded_draft(), context_length=256, max_sequences=SEQUENCES, branches=0)
-        )
+        target = LlamaCppEngine(ModelOptions(path, context_length=256, max_sequences=SEQUENCES), cache_type="f32")
+        draft = LlamaCppEngine(ModelOptions(embedded_draft(), context_length=256, max_sequences=SEQUENCES, branches=0))
         drafters = build_drafters(["suffix", "draft"], target=target, draft=draft)
         return paceline.Model(target, drafters, paceline.FixedPolicy(3, siblings=2), worker=worker)
 

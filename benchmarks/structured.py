@@ -47,7 +47,7 @@ from paceline.core.errors import ConstraintError, InputError
 from paceline.core.params import MAX_TOKENS
 from paceline.core.tree import ROOT
 from paceline.drafters.grammar import NAME
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.threads import PERIOD_S
 from paceline.machine import machine
 from paceline.models.registry import resolve_model

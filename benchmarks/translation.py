@@ -39,7 +39,8 @@ from paceline.drafters.following import Follower, FollowingDrafter, Rows
 from paceline.drafters.rows import read_row
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.base import Engine
-from paceline.engines.loading import DraftOptions, ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model

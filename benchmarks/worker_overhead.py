@@ -23,7 +23,8 @@ from paceline.api import Model, load
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.drafters.registry import build_drafters
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model

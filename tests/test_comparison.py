@@ -28,7 +28,8 @@ from paceline.core.divergence import Divergence
 from paceline.core.errors import ClosedError
 from paceline.core.stats import RequestStats
 from paceline.engines.base import Engine, Step
-from paceline.engines.loading import EngineName, ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import EngineName, ModelOptions
 from paceline.engines.scripted import (
     LogitFunction,
     ScriptedEngine,

@@ -14,8 +14,9 @@ from paceline import model_pair
 from paceline.core.errors import InputError
 from paceline.engines.llama_cpp import loading
 from paceline.engines.llama_cpp.streaming import LayerStream
-from paceline.engines.loading import DraftOptions, ModelOptions, memory_limit, open_engine, reader_of
+from paceline.engines.loading import memory_limit, open_engine, reader_of
 from paceline.engines.memory import SPARE_BYTES, Footprint, OtherMemory, held_memory
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.model_pair import default_draft, open_pair

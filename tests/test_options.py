@@ -28,7 +28,7 @@ from paceline.core.params import (
     StopRules,
 )
 from paceline.core.reasoning import ReasoningBudget
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment, in_flags, variables_of_the_table
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target

@@ -13,7 +13,8 @@ from paceline.core.params import VERIFIER_NAMES, SamplingParams, StopRules, Veri
 from paceline.drafters.registry import build_drafters
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.base import Engine
-from paceline.engines.loading import EngineName, ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import EngineName, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions

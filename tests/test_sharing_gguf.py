@@ -14,7 +14,8 @@ import pytest
 import paceline
 from paceline.conversion.quantize import quantize_gguf
 from paceline.drafters.registry import build_drafters
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.options import ModelOptions
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.runtime.squeezing import Squeeze, at_random
@@ -29,11 +30,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[paceline.Model]:
     quantize_gguf(embedded_target(), path, "F32")
     # Eight sequences of 256 tokens would take 2,048 cells.
     target = LlamaCppEngine(
-        LlamaCppConfig(
-            path, context_length=256, max_sequences=8, cache_cells=512, cache_type="f32", flash_attention=False
-        )
+        ModelOptions(path, context_length=256, max_sequences=8, cells=512, flash_attention=False),
+        cache_type="f32",
     )
-    draft = LlamaCppEngine(LlamaCppConfig(embedded_draft(), context_length=256, max_sequences=8, branches=0))
+    draft = LlamaCppEngine(ModelOptions(embedded_draft(), context_length=256, max_sequences=8, branches=0))
     drafters = build_drafters(["suffix", "draft"], target=target, draft=draft, draft_pool=SequencePool(draft))
     policy = paceline.FixedPolicy(3, siblings=2)
     with paceline.Model(target, drafters, policy, pool=SequencePool(target, least_reuse=8)) as model:

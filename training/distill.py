@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 import paceline
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from training import paths
 from training.copying import guided_forward
 from training.export import SHIPPED, write_gguf

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import paceline
 from paceline.api import Model
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import heldout
 from paceline.options import GenerateOptions
 from paceline.streams import Generation

@@ -19,7 +19,7 @@ from paceline.atomic_output import atomic_file
 from paceline.cli.options import check_outputs
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model

@@ -36,7 +36,7 @@ from paceline.bench.workloads import PROMPT_TOKENS, WORKLOADS
 from paceline.chat.messages import Message
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy

@@ -14,7 +14,7 @@ import paceline
 from paceline.api import Model
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.core.errors import InputError
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.models.registry import models_folder
 from paceline.options import GenerateOptions
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from benchmarks.streamed.box import Groups, anonymous_bytes
 from paceline.engines.base import COMMITTED_END, ForwardOutput, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.llama_cpp.streaming import LayerStream
+from paceline.engines.options import ModelOptions
 
 MMAP, STREAMED = "mmap", "streamed"
 VARIANTS: Final = (MMAP, STREAMED)
@@ -31,13 +32,13 @@ def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     streams = job["variant"] == STREAMED
     started_s = time.perf_counter()
     engine = LlamaCppEngine(
-        LlamaCppConfig(
+        ModelOptions(
             path,
             context_length=CONTEXT,
             branches=0,
             threads=job["threads"],
             flash_attention=False,
-            memory_bytes=job["memory_bytes"] if streams else None,
+            memory=job["memory_bytes"] if streams else None,
             stream=None if streams else False,
             # Weights that are laid out anew are memory which the system cannot give back: the process would be ended.
             repack=streams,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import paceline
 from benchmarks.soak import Expected, alarms_interrupt, cancel, drop_in_a_cycle, leave_a_generator
 from benchmarks.streamed.box import Groups, anonymous_bytes
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 
 CONTEXT: Final = 512

@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from paceline.core.vocabulary import Vocabulary
     from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
     from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, ForwardOutput, SavedSequence, Step
-    from paceline.engines.loading import DraftOptions, ModelOptions
+    from paceline.engines.options import DraftOptions, ModelOptions
     from paceline.environment import Environment, from_environment
     from paceline.models.hub.fetch import from_hub
     from paceline.options import GenerateOptions
@@ -170,7 +170,7 @@ else:
             "SavedSequence",
             "Step",
         ),
-        "paceline.engines.loading": ("DraftOptions", "ModelOptions"),
+        "paceline.engines.options": ("DraftOptions", "ModelOptions"),
         "paceline.environment": ("Environment", "from_environment"),
         "paceline.models.hub.fetch": ("from_hub",),
         "paceline.options": ("GenerateOptions",),

@@ -30,8 +30,8 @@ from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.memory import MemoryPlan
+from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.sequence_pool import SequencePool
 from paceline.model_pair import open_pair
 from paceline.models.embedded import embedded_draft, embedded_target

@@ -28,7 +28,7 @@ from paceline.chat.params import ChatParams
 from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_text
 from paceline.core.numbers import shown
-from paceline.engines.loading import DraftOptions, ModelOptions, own_context
+from paceline.engines.options import DraftOptions, ModelOptions, own_context
 from paceline.models.hub.reference import HubModel, HubOptions
 from paceline.options import REQUEST_PARTS, GenerateOptions, make_part
 from paceline.planning.policies.fixed import FixedPolicy

@@ -17,15 +17,9 @@ from typing import Final
 from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, make_own_draft
 from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
-from paceline.engines.loading import (
-    DraftOptions,
-    ModelOptions,
-    foreseen_context_length,
-    memory_limit,
-    open_engine,
-    open_vocabulary,
-)
+from paceline.engines.loading import foreseen_context_length, memory_limit, open_engine, open_vocabulary
 from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.description import describe
 from paceline.models.gguf_model import gguf_bytes

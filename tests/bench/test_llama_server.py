@@ -22,7 +22,7 @@ from paceline.bench.variants import (
 from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.core.errors import CapabilityError, EngineError, InputError, PacelineError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target
 
 _SPEAKS = """

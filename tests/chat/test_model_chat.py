@@ -16,7 +16,7 @@ import paceline
 from paceline.chat.params import ChatParams
 from paceline.constraints import Choice
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.chat.conversing import CHATML, CONTROLS, THINKING, ControlledBytes, chat_gguf

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.plan import QUICK_WORKLOADS
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
 from paceline.models.embedded import embedded_target
 from paceline.planning.auto.learned import DrafterState, Learned, store_learned

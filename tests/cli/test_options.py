@@ -13,7 +13,7 @@ from paceline.cli.options import OF_THE_DRAFT_MODEL, GivenOptions, ModelFlags, i
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice, in_flags
 from paceline.models.hub.reference import HubModel
 from paceline.planning.policies.fixed import FixedPolicy

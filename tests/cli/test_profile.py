@@ -18,7 +18,7 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.profile import CostProfile

@@ -19,7 +19,7 @@ import pytest
 
 import paceline
 from paceline.core.errors import EngineError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.cli.streamed_process import STREAMED, streamed_command
 from tests.engines.streamed import ASKED_BYTES, mostly_streamed
@@ -156,7 +156,7 @@ _CUT_AT_FIRST = """
 import os, sys
 import paceline
 from paceline.core.errors import EngineError
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 
 with mostly_streamed():

@@ -13,6 +13,7 @@ from paceline.constraints import Choice, ConstraintCompiler, JsonSchema
 from paceline.constraints.vocabulary import TokenTable
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import open_vocabulary
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 from tests.chat.helpers import vocabulary_alone, write_sentencepiece
 
@@ -70,9 +71,9 @@ def test_sentencepiece_adds_no_space_of_its_own(tmp_path: Path) -> None:
 
 def test_the_torch_engine_reads_the_same_vocabulary() -> None:
     pytest.importorskip("transformers")
-    from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
+    from paceline.engines.torch_hf import TorchHFEngine
 
-    engine = TorchHFEngine(TorchHFConfig(embedded_draft(), context_length=64, threads=1))
+    engine = TorchHFEngine(ModelOptions(embedded_draft(), context_length=64, threads=1))
     try:
         forced, right = walk(
             engine.vocabulary, JsonSchema(SCHEMA, whitespace="single"), json.dumps(ANSWER, ensure_ascii=False)

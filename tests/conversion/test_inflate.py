@@ -33,7 +33,8 @@ from paceline.conversion.inflate.shape import MULTIPLE, check_holds, estimate_by
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 from tests.tiers import some_long
 
@@ -115,7 +116,7 @@ def write_llama(
 def logits(path: Path, num_tokens: int = 20) -> Logits:
     """Logits after every token of a fixed text, read in passes of several widths, ``[num_tokens, vocab]``."""
     token_ids = [int(token) for token in np.random.default_rng(3).integers(0, 256, num_tokens)]
-    engine = LlamaCppEngine(LlamaCppConfig(path, context_length=64, threads=1))
+    engine = LlamaCppEngine(ModelOptions(path, context_length=64, threads=1))
     try:
         sequence, rows, start = engine.open(), [], 0
         for width in (num_tokens - 4, 1, 3):
@@ -259,7 +260,7 @@ def test_padded_ids_never_win_and_change_nothing(tmp_path: Path, small: Path, fi
 
 def test_a_padded_id_in_the_prompt_does_not_lift_the_ban(tmp_path: Path, small: Path) -> None:
     inflate(small, tmp_path / "large.gguf", replace(LARGE, vocab_size=1000), file_type="Q4_K_M")
-    engine = LlamaCppEngine(LlamaCppConfig(tmp_path / "large.gguf", context_length=64, threads=1))
+    engine = LlamaCppEngine(ModelOptions(tmp_path / "large.gguf", context_length=64, threads=1))
     try:
         row = np.array(engine.forward([Step(engine.open(), [999], [COMMITTED_END], [0])]).logits(0, 0))
     finally:

@@ -19,7 +19,7 @@ from paceline.conversion import quantize_apart
 from paceline.conversion.own_draft import OwnDraft, complete_draft, make_own_draft
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.model_pair import open_pair
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target

@@ -13,7 +13,7 @@ import pytest
 from paceline.core.errors import InputError, SamplingError
 from paceline.core.fields import Option, fields_of, read_text, read_texts, setting, stood_for, take_values
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.planning.policies.fixed import FixedPolicy
 
 TABLE: tuple[type, ...] = (SamplingParams, StopRules, SpeculationParams, ModelOptions, DraftOptions, FixedPolicy)

@@ -8,7 +8,7 @@ from paceline.core.errors import InputError, VocabularyMismatchError
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.registry import build_drafters
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.vocabularies.token_pairs import DraftVocab

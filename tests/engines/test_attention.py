@@ -15,7 +15,8 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import EngineError
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppEngine
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 from paceline.planning.costs import attention
 from paceline.planning.costs.attention import AttentionTimes, RoundTimes, measure_attention, open_model

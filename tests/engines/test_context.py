@@ -12,7 +12,8 @@ import paceline
 from paceline.core.errors import ContextLengthError
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.context import DEFAULT_CONTEXT_LENGTH, choose_context_length
-from paceline.engines.loading import ENGINE_NAMES, EngineName, ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ENGINE_NAMES, EngineName, ModelOptions
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 

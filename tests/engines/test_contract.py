@@ -25,6 +25,7 @@ from tests.tiers import by_tier
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 
@@ -85,21 +86,21 @@ def _streamed_llama_cpp(source: Path, cells: int | None, section_bytes: int) -> 
 
 
 def _exact_llama_cpp(source: Path, cells: int | None, memory_bytes: int | None = None) -> Engine:
-    from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+    from paceline.engines.llama_cpp import LlamaCppEngine
 
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
     return LlamaCppEngine(
-        LlamaCppConfig(
+        ModelOptions(
             in_f32(source),
             context_length=128,
-            batch_rows=MAX_ROWS,
             max_sequences=4,
-            cache_cells=cells,
+            cells=cells,
             branches=12,
             threads=1,
-            cache_type="f32",
-            memory_bytes=memory_bytes,
-        )
+            memory=memory_bytes,
+        ),
+        batch_rows=MAX_ROWS,
+        cache_type="f32",
     )
 
 
@@ -136,10 +137,10 @@ def scripted_hybrid(cells: int | None = None) -> Engine:
 
 def torch_hf(cells: int | None = None) -> Engine:
     pytest.importorskip("torch", reason="needs paceline[torch]")
-    from paceline.engines.torch_hf import TorchHFConfig, TorchHFEngine
+    from paceline.engines.torch_hf import TorchHFEngine
 
     return TorchHFEngine(
-        TorchHFConfig(draft_folder(), context_length=128, max_rows=MAX_ROWS, max_sequences=4, threads=1, cells=cells)
+        ModelOptions(draft_folder(), context_length=128, max_sequences=4, threads=1, cells=cells), max_rows=MAX_ROWS
     )
 
 

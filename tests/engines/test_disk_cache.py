@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.planning.helpers import engine_of
 
-from paceline.engines.loading import EngineName, ModelOptions
+from paceline.engines.options import EngineName, ModelOptions
 from paceline.planning.disk_cache import model_key, pair_key
 
 

@@ -9,7 +9,8 @@ import pytest
 from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 from tests.engines.test_streaming import rows
 
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.options import ModelOptions
 from paceline.engines.slow_passes import dry
 from paceline.models.embedded import embedded_target
 
@@ -19,9 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are str
 def test_what_passes_without_their_weights_cached_is_not_read() -> None:
     """Weights of another section may be read as no numbers, which a mask does not take out of a sum."""
     with mostly_streamed():
-        engine = LlamaCppEngine(
-            LlamaCppConfig(embedded_target(), context_length=256, threads=1, memory_bytes=ASKED_BYTES)
-        )
+        engine = LlamaCppEngine(ModelOptions(embedded_target(), context_length=256, threads=1, memory=ASKED_BYTES))
     try:
         expected = rows(engine)
         with dry(engine):

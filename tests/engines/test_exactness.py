@@ -17,7 +17,8 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.exactness import EXACT_TO, check_exact
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_target
 from paceline.planning.policies.fixed import FixedPolicy

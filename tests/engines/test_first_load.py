@@ -25,7 +25,8 @@ import llama_cpp.llama_cpp as api
 from paceline.core.errors import ModelFileError, PacelineError
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import first_load, native
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 
 TEXT = "Hello,  w\u00f6rd 123\n ok <s>\0"

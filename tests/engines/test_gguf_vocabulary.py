@@ -18,9 +18,10 @@ from tests.models.helpers import edited_gguf
 from tests.timing import WAIT_S, assert_grows_with_length_alone
 
 from paceline.core.errors import ClosedError, InputError
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, tokenizing
+from paceline.engines.llama_cpp import LlamaCppEngine, tokenizing
 from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 
 
@@ -28,7 +29,7 @@ from paceline.models.embedded import embedded_draft
 def test_a_model_that_is_closed_is_freed_once_nobody_reads_its_vocabulary(turn: int) -> None:
     """What was begun is finished, and what comes later is refused: nothing reads what was freed."""
     text = "def add(a, b): return a + b\n" * (100 << turn)
-    engine = LlamaCppEngine(LlamaCppConfig(embedded_draft(), threads=1, context_length=64))
+    engine = LlamaCppEngine(ModelOptions(embedded_draft(), threads=1, context_length=64))
     vocabulary = engine.vocabulary
     expected, spelled = vocabulary.tokenize(text), vocabulary.token_spelling(300)
     began, wrong, refused = threading.Barrier(5), list[str](), list[str]()

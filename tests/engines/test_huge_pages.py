@@ -15,7 +15,8 @@ from paceline.core.clock import VirtualClock
 from paceline.engines import huge_pages
 from paceline.engines.huge_pages import MAX_WAIT_S, MIN_BYTES, HugePages, gives_huge_pages, private_ranges, without
 from paceline.engines.llama_cpp import loading
-from paceline.engines.llama_cpp.loading import LlamaCppConfig, loaded_model
+from paceline.engines.llama_cpp.loading import loaded_model
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 
 MIB = 1 << 20
@@ -125,7 +126,7 @@ def test_an_error_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(loading, "gives_huge_pages", lambda: True)
     monkeypatch.setattr(loading, "HugePages", Failing)
     with pytest.raises(MemoryError, match="none left"):
-        loaded_model(LlamaCppConfig(embedded_draft(), context_length=64, threads=1))
+        loaded_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
 
 
 def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "HugePages", Interrupted)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        loaded_model(LlamaCppConfig(embedded_draft(), context_length=64, threads=1))
+        loaded_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
     assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -157,4 +158,4 @@ def test_weights_are_read_where_there_is_room_for_thrice(
     monkeypatch.setattr(loading, "gguf_bytes", lambda path: size)
     monkeypatch.setattr(loading, "available_memory", lambda: free)
     monkeypatch.setattr(loading, "gives_huge_pages", lambda: given)
-    assert loading._may_be_read(LlamaCppConfig(Path("a.gguf"))) is is_read
+    assert loading._may_be_read(ModelOptions(Path("a.gguf"))) is is_read

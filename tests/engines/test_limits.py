@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import InputError
 from paceline.engines.limits import check_range
-from paceline.engines.llama_cpp import LlamaCppConfig
-from paceline.engines.torch_hf import TorchHFConfig
+from paceline.engines.options import ModelOptions
 
 
 @pytest.mark.parametrize("value", [None, 1, 5])
@@ -44,9 +41,9 @@ def test_what_is_not_is_refused_by_the_names_it_has(name: str, value: int, messa
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("config", [LlamaCppConfig, TorchHFConfig])
-@pytest.mark.parametrize("settings", [{"context_length": 0}, {"threads": 0}, {"threads": 2**40}, {"max_sequences": -1}])
-def test_all_engines_refuse_alike(config: Callable[..., object], settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"context_length": 0}, {"threads": 0}, {"threads": 2**40}, {"gpu_layers": -2}])
+def test_options_say_which_of_them_is_out_of_range(settings: dict[str, Any]) -> None:
     (name,) = settings
-    with pytest.raises(InputError, match=rf"`{name}`.* is {settings[name]}, but must be from"):
-        config(Path("m"), **settings)
+    with pytest.raises(InputError, match=rf"`{name}`.* is {settings[name]}, but must be from") as caught:
+        ModelOptions("m", **settings)
+    assert caught.value.field == name

@@ -40,8 +40,9 @@ from paceline.core.request import Request
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native
+from paceline.engines.llama_cpp import LlamaCppEngine, loading, native
 from paceline.engines.llama_cpp.ends import read_end_ids
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.relation import relate_vocabularies
@@ -57,9 +58,9 @@ DRAFT = embedded_draft()
 
 def load(path: Path, **settings: Any) -> LlamaCppEngine:
     """One thread: these models are too small to gain from more, and other processes may be using the cores."""
-    return LlamaCppEngine(
-        LlamaCppConfig(path, **{"threads": 1, "context_length": 256, "cache_type": "f32", **settings})
-    )
+    tuning = {name: settings.pop(name) for name in ("batch_rows", "output_rows", "cache_type") if name in settings}
+    options = ModelOptions(path, **{"threads": 1, "context_length": 256, **settings})
+    return LlamaCppEngine(options, **{"cache_type": "f32", **tuning})
 
 
 def chain(sequence: int, token_ids: Sequence[int], after: int = COMMITTED_END, outputs: Sequence[int] = (-1,)) -> Step:
@@ -311,7 +312,7 @@ class RandomCaller:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_gives_the_logits_of_the_plain_text(exact: Path, reference: Reference, seed: int) -> None:
-    engine = load(exact, max_sequences=4, branches=5, cache_cells=400)
+    engine = load(exact, max_sequences=4, branches=5, cells=400)
     caller = RandomCaller(engine, reference, seed, engine.capabilities.logit_tolerance)
     caller.run(200)
     assert caller.compared > 100
@@ -407,7 +408,7 @@ def test_branches_copy_only_what_is_new(engine: LlamaCppEngine, monkeypatch: pyt
 def test_sliding_windows_keep_what_stepping_back_needs(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "gemma3")
     reference = Reference(path)
-    engine = load(path, max_sequences=3, cache_cells=512)
+    engine = load(path, max_sequences=3, cells=512)
     rng = random.Random(4)
     first, second, third = (rng.choices(range(1, 90), k=count) for count in (40, 120, 150))
     gone, kept = engine.open(), engine.open()
@@ -423,7 +424,7 @@ def test_sliding_windows_keep_what_stepping_back_needs(tmp_path: Path) -> None:
 def test_what_windows_saw_before_is_not_saved(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "gemma3")
     reference = Reference(path)
-    engine = load(path, max_sequences=2, cache_cells=512)
+    engine = load(path, max_sequences=2, cells=512)
     text = random.Random(5).choices(range(1, 90), k=120)
     sequence = engine.open()
     feed(engine, sequence, text[:48])
@@ -538,7 +539,7 @@ def test_idle_branches_of_other_sequences_are_taken(exact: Path, reference: Refe
 
 
 def test_no_cells_left_changes_nothing(exact: Path, reference: Reference) -> None:
-    engine = load(exact, context_length=200, max_sequences=2, cache_cells=200)  # llama.cpp rounds up to 256
+    engine = load(exact, context_length=200, max_sequences=2, cells=200)  # llama.cpp rounds up to 256
     first, second = engine.open(), engine.open()
     feed(engine, first, [1] * 180)
     feed(engine, second, [2] * 70)
@@ -964,8 +965,8 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"context_length": 0}, r"`context_length` \(.*\) is 0"),
         ({"batch_rows": -1}, "batch_rows is -1"),
         ({"threads": 0}, r"`threads` \(.*\) is 0"),
-        ({"n_gpu_layers": -2}, r"`gpu_layers` \(.*\) is -2"),
-        ({"cache_cells": 100}, "cache_cells is 100, but one context is 256"),
+        ({"gpu_layers": -2}, r"`gpu_layers` \(.*\) is -2"),
+        ({"cells": 100}, "cells is 100, but one context is 256"),
         ({"max_sequences": 250, "branches": 20}, "270 sequence ids"),
         ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),
         (
@@ -973,7 +974,7 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "buffer type 'CUDA7' of ffn=CUDA7 .`override_tensors`. is unknown; choose from .*CPU",
         ),
         ({"context_length": 2**31 - 1}, "2147483647 tokens is more than the "),
-        ({"cache_cells": 2**31 - 1}, "GiB are free"),
+        ({"cells": 2**31 - 1}, "GiB are free"),
     ],
 )
 def test_a_bad_setting_gives_one_line(settings: dict[str, Any], says: str) -> None:
@@ -1000,9 +1001,9 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_system_ends_the_process
 
 
 def test_the_default_context_is_the_trained_one_up_to_a_cap(tmp_path: Path) -> None:
-    assert LlamaCppEngine(LlamaCppConfig(DRAFT, threads=1)).capabilities.context_length == 4096
+    assert LlamaCppEngine(ModelOptions(DRAFT, threads=1)).capabilities.context_length == 4096
     path = write_model(tmp_path / "model.gguf", "llama")
-    assert LlamaCppEngine(LlamaCppConfig(path, threads=1)).capabilities.context_length == 256
+    assert LlamaCppEngine(ModelOptions(path, threads=1)).capabilities.context_length == 256
     assert load(path, context_length=200).capabilities.context_length == 200
     with pytest.raises(ContextLengthError, match="300 tokens is more than the 256"):
         load(path, context_length=300)
@@ -1075,7 +1076,7 @@ def test_control_tokens_are_read_only_where_asked_and_add_no_text(engine: LlamaC
 def test_an_answer_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
     """A token that the file names is no end where llama.cpp knows it to close messages, as in gpt-oss."""
     path = with_last_tokens(tmp_path / "model.gguf", ["<|end|>", "<|return|>", "<|call|>"], eot_token_id=4093)
-    engine = LlamaCppEngine(LlamaCppConfig(path, context_length=64, threads=1))
+    engine = LlamaCppEngine(ModelOptions(path, context_length=64, threads=1))
     try:
         assert engine.vocabulary.end_ids == read_end_ids(path) == {0, 4094, 4095}
     finally:

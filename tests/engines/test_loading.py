@@ -13,15 +13,8 @@ import paceline.engines.loading as loading
 from paceline.conversion.convert import gguf_to_folder
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelFileError
 from paceline.core.vocabulary import Vocabulary
-from paceline.engines.loading import (
-    DraftOptions,
-    EngineName,
-    ModelOptions,
-    check_prompt,
-    foreseen_context_length,
-    open_engine,
-    open_vocabulary,
-)
+from paceline.engines.loading import check_prompt, foreseen_context_length, open_engine, open_vocabulary
+from paceline.engines.options import DraftOptions, EngineName, ModelOptions
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 

@@ -12,8 +12,9 @@ pytest.importorskip("llama_cpp")
 from tests.models.helpers import edited_gguf
 
 from paceline.core.errors import ModelWarning
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.llama_cpp.remarks import of_context, of_model
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft, embedded_target
 
 # As llama.cpp 0.3.36 of the binding says them.
@@ -69,7 +70,7 @@ def test_what_changes_the_text_and_what_is_unknown_is_passed_on_once() -> None:
 
 
 def load(path: Path) -> None:
-    LlamaCppEngine(LlamaCppConfig(path, context_length=64, threads=1)).close()
+    LlamaCppEngine(ModelOptions(path, context_length=64, threads=1)).close()
 
 
 @pytest.mark.parametrize(

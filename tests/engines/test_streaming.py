@@ -20,10 +20,11 @@ import paceline
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelWarning
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, loading, native
+from paceline.engines.llama_cpp import LlamaCppEngine, loading, native
 from paceline.engines.llama_cpp import engine as streaming_engine
 from paceline.engines.llama_cpp.streaming import LayerStream, _separable
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import BLOCK, Extent, Span, gguf_layout
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
@@ -45,8 +46,8 @@ def streamed() -> Iterator[None]:
         yield
 
 
-def config(path: Path, **changes: object) -> LlamaCppConfig:
-    return LlamaCppConfig(path, context_length=64, threads=1, memory_bytes=ASKED_BYTES, **changes)  # type: ignore[arg-type]
+def config(path: Path, **changes: object) -> ModelOptions:
+    return ModelOptions(path, context_length=64, threads=1, memory=ASKED_BYTES, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def _ending_of(engine: LlamaCppEngine) -> str:
 
 
 def test_rows_are_those_of_the_same_engine_without(engine: LlamaCppEngine, exact_target: Path) -> None:
-    mapped = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
+    mapped = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
     assert engine.description.endswith(", layers streamed")
     for count in (1, 2, 8):
         np.testing.assert_array_equal(rows(engine, TOKENS[:count]), rows(mapped, TOKENS[:count]))
@@ -189,7 +190,7 @@ def test_a_file_that_changes_within_a_pass_gives_out_none_of_its_rows(
 
 
 def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
-    engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, memory_bytes=1 << 34))
+    engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1, memory=1 << 34))
     assert engine._stream is None
     assert "layers streamed" not in engine.description
     engine.close()
@@ -209,10 +210,10 @@ def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
     exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "available_memory", lambda: exact_target.stat().st_size - 1)
-    engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
+    engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
     assert engine._stream is not None
     engine.close()
-    engine = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1, stream=False))
+    engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1, stream=False))
     assert engine._stream is None
     engine.close()
 
@@ -266,7 +267,7 @@ def test_weights_that_no_pass_reads_are_left_alone(
     more = dataclasses.replace(layout, layers={**layout.layers, "blk.4.unused": Span(0, 0, BLOCK)})
     monkeypatch.setattr(loading, "gguf_layout", lambda path: more)
     engine = LlamaCppEngine(config(exact_target))
-    mapped = LlamaCppEngine(LlamaCppConfig(exact_target, context_length=64, threads=1))
+    mapped = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
     np.testing.assert_array_equal(rows(engine), rows(mapped))
     assert engine._stream is not None
     assert "blk.4.unused" not in engine._stream._section_of

@@ -40,7 +40,7 @@ torch = pytest.importorskip("torch", reason="needs paceline[torch]")
 transformers = pytest.importorskip("transformers", reason="needs paceline[torch]")
 tokenizers = pytest.importorskip("tokenizers", reason="needs paceline[torch]")
 
-from paceline.engines.torch_hf import TorchHFConfig  # noqa: E402
+from paceline.engines.options import ModelOptions  # noqa: E402
 from paceline.engines.torch_hf import engine as torch_engine  # noqa: E402
 from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
 from paceline.engines.torch_hf.loading import longest_context  # noqa: E402
@@ -544,14 +544,13 @@ def test_longrope_ends_where_its_rotation_would_change() -> None:
     assert longest_context(config) == 128
 
 
-@pytest.mark.parametrize("setting", ["context_length", "max_rows", "max_sequences", "cells", "threads"])
+@pytest.mark.parametrize("setting", ["context_length", "max_rows", "max_sequences", "cells"])
 def test_numbers_below_sense_are_refused(setting: str) -> None:
-    values: dict[str, Any] = {setting: 0}
     with pytest.raises(InputError, match=rf"`?{setting}`?( \(`.*\))? is 0"):
-        TorchHFConfig("somewhere", **values)
+        start(**{setting: 0})
 
 
-def test_without_torch_the_configuration_reads_and_the_engine_names_the_extra(
+def test_without_torch_the_package_reads_and_the_engine_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("paceline.engines.torch_hf.")]:
@@ -560,7 +559,6 @@ def test_without_torch_the_configuration_reads_and_the_engine_names_the_extra(
     monkeypatch.setitem(sys.modules, "torch", None)
     import paceline.engines.torch_hf as package
 
-    assert package.TorchHFConfig("somewhere").max_rows == 512
     with pytest.raises(CapabilityError, match=r"needs torch.*pip install '\.\[torch\]'"):
         _ = package.TorchHFEngine
 
@@ -577,8 +575,9 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def load(path: Path, **values: Any) -> TorchHFEngine:
-    return TorchHFEngine(TorchHFConfig(path, device="cpu", **{"context_length": 64, **values}))
+def load(path: Path, *, attention: Any = "auto", **values: Any) -> TorchHFEngine:
+    options = ModelOptions(path, **{"devices": ("cpu",), "context_length": 64, **values})
+    return TorchHFEngine(options, attention=attention)
 
 
 def test_a_folder_loads_silently(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -648,7 +647,7 @@ def test_settings_of_the_tokenizer_that_mean_nothing_change_nothing(folder: Path
     assert max(vocabulary.control_ids) < VOCAB_SIZE
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize(("dtype", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
 def test_the_dtype_is_float32_on_a_cpu_unless_asked_for(folder: Path, dtype: Any, expected: str) -> None:
     build(*ARCHITECTURES["llama"]).to(torch.float16).save_pretrained(folder)
     assert expected in load(folder, dtype=dtype).description
@@ -756,13 +755,14 @@ def test_a_path_to_nothing_or_to_another_file_is_one_clear_line(tmp_path: Path) 
 
 
 def test_devices_that_are_not_there_are_refused(folder: Path) -> None:
-    with pytest.raises(CapabilityError, match="abacus"):
-        TorchHFEngine(TorchHFConfig(folder, device="abacus"))
-    with pytest.raises(CapabilityError, match="'maia' cannot be used"):
-        TorchHFEngine(TorchHFConfig(folder, device="maia"))
+    with pytest.raises(InputError, match="abacus"):
+        load(folder, devices=("abacus",))
+    if not torch.xpu.is_available():
+        with pytest.raises(CapabilityError, match="'xpu' cannot be used"):
+            load(folder, devices=("xpu",))
     if not torch.cuda.is_available():
         with pytest.raises(CapabilityError, match="no CUDA"):
-            TorchHFEngine(TorchHFConfig(folder, device="cuda"))
+            load(folder, devices=("cuda",))
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ pytest.importorskip("llama_cpp")
 import paceline
 from paceline.conversion.convert import exact_dtype, folder_to_gguf, gguf_to_folder
 from paceline.core.errors import PacelineError
-from paceline.engines.loading import ModelOptions, open_vocabulary
+from paceline.engines.loading import open_vocabulary
+from paceline.engines.options import ModelOptions
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.sampling_defaults import read_sampling_defaults

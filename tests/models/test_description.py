@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from paceline.core.errors import ModelFileError
-from paceline.engines.loading import engine_for
+from paceline.engines.options import engine_for
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.fingerprints import fingerprint

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.conversion.convert import folder_to_gguf
 from paceline.core.errors import ModelFileError
-from paceline.engines.loading import ModelOptions, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
 from paceline.models.description import describe
 from paceline.models.weight_files import check_model_folder, weight_files
 from tests.models.helpers import split_gguf, write_folder, write_gguf

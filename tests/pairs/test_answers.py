@@ -11,7 +11,7 @@ import pytest
 from paceline.bench.sessions import Engines
 from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_target
 from paceline.pairs.answers import Answers, WrittenAnswer
 from tests.bench.helpers import constant_model, engines

@@ -13,7 +13,7 @@ from paceline.bench.sessions import Engines, Session
 from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.core.params import StopRules
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction
 from paceline.pairs.agreement import measure_agreement, measure_survival
 from paceline.pairs.answers import Answers, WrittenAnswer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 
 
 @pytest.fixture(autouse=True)

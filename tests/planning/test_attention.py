@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.attention import MAX_S, like_target, measure_attention

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
 from paceline.pairs.answers import _parse_answers as read_answers
 from paceline.planning.auto.learned import DrafterState, Learned

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.params import SamplingParams, StopRules
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.auto.floored_costs import FlooredCosts
 from paceline.planning.auto.online_costs import OnlineCosts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import find_or_measure
 from tests.planning.helpers import engine_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from tests.engines.streamed import ASKED_BYTES, mostly_streamed
 from tests.timing import WAIT_S
 

@@ -12,7 +12,7 @@ import paceline
 from paceline.core.params import VerifierName
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
 from paceline.vocabularies.alignment import Alignment
 from paceline.vocabularies.mapping import TokenMapping, check_translation

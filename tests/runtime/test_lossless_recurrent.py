@@ -18,6 +18,7 @@ from hypothesis import given, settings
 
 from paceline.core.arrays import Float64Array
 from paceline.engines.base import COMMITTED_END, Engine, SavedSequence, Step
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction, ScriptedOutput
 from tests.conftest import SUMMARY_LINES
 from tests.engines.tiny_models import VOCABULARY_SIZE, write_model
@@ -34,10 +35,10 @@ class Twins:
     """A recurrent model, and what it says when it reads a text from its beginning."""
 
     def __init__(self, path: Path) -> None:
-        from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine
+        from paceline.engines.llama_cpp import LlamaCppEngine
 
         self.engine, self._fresh = (
-            LlamaCppEngine(LlamaCppConfig(path, context_length=256, max_sequences=most, threads=1, cache_type="f32"))
+            LlamaCppEngine(ModelOptions(path, context_length=256, max_sequences=most, threads=1), cache_type="f32")
             for most in (4, 1)
         )
         self._rows: dict[tuple[int, ...], Float64Array] = {}

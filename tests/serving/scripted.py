@@ -14,7 +14,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, blended_model, random_model
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft

@@ -24,7 +24,7 @@ from paceline.chat.template_sources import find_template
 from paceline.chat.tool_calls.formats import FORMATS
 from paceline.core.arrays import Float64Array
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction, ScriptedEngine
 from paceline.models.embedded import embedded_draft
 from paceline.serving.model_host import ServedModel

@@ -23,7 +23,7 @@ from paceline.cli.llama_flags import FOREIGN, remarks_on
 from paceline.cli.main import app, main
 from paceline.cli.serve import _size_models
 from paceline.cli.setup import FoundModels
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_target
 from paceline.server_options import ServerOptions
@@ -379,7 +379,7 @@ import paceline.cli.serve as command
 from paceline.cli.main import app, main
 from paceline.cli.serve import _size_models
 from paceline.cli.setup import FoundModels
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 
 def load(*arguments, report, **options):
     print("measuring", file=sys.stderr, flush=True)

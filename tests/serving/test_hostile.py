@@ -16,7 +16,7 @@ import pytest
 
 import paceline
 from paceline.chat.params import ChatParams
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import NO_SPECULATION

@@ -25,7 +25,7 @@ from paceline.bench.variants import SERVER_NGRAM_SETTINGS, Variant
 from paceline.bench.workloads import Task
 from paceline.comparison import Stop, Stopped
 from paceline.core.errors import CapabilityError, EngineError, InputError
-from paceline.engines.loading import ModelOptions, engine_for
+from paceline.engines.options import ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 
 _HOST: Final = "127.0.0.1"

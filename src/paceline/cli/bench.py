@@ -42,7 +42,8 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
-from paceline.engines.loading import ModelOptions, foreseen_context_length, reader_of
+from paceline.engines.loading import foreseen_context_length, reader_of
+from paceline.engines.options import ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.environment import ModelChoice
 from paceline.machine import machine

@@ -22,7 +22,8 @@ from paceline.cli.race_view import lane_lines, legend, play_race, verdict_line
 from paceline.cli.setup import FoundModels, Setup, open_model
 from paceline.comparison import Stop, Stopped, answer
 from paceline.conversion.inflate import find_file_type
-from paceline.engines.loading import ModelOptions, reader_of
+from paceline.engines.loading import reader_of
+from paceline.engines.options import ModelOptions
 from paceline.engines.threads import busy_seconds, cores
 from paceline.environment import ModelChoice
 from paceline.machine import machine

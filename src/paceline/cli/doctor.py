@@ -26,7 +26,7 @@ from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.libraries import offload_devices
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.description import ModelDescription, describe

@@ -17,7 +17,8 @@ from rich.table import Column
 
 from paceline.cli.display import error_console
 from paceline.conversion.own_draft import OwnDraft, OwnDraftFile
-from paceline.engines.loading import ModelOptions, memory_limit
+from paceline.engines.loading import memory_limit
+from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_target
 from paceline.models.hub.fetch import FetchReport, from_hub

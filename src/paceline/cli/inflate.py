@@ -25,7 +25,8 @@ from paceline.conversion.inflate import (
     preset_shape,
 )
 from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.loading import ModelOptions, open_vocabulary
+from paceline.engines.loading import open_vocabulary
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_target
 from paceline.models.registry import complete_model, models_folder, resolve_model
 from paceline.sizes import format_bytes

@@ -31,7 +31,7 @@ from paceline.core.errors import InputError
 from paceline.core.fields import Field, fields_of, read_texts, stood_for
 from paceline.core.params import wrap_seed
 from paceline.drafters.registry import DRAFTER_NAMES
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment
 from paceline.models.hub.reference import HubOptions
 from paceline.models.registry import complete_model

@@ -51,7 +51,8 @@ from paceline.cli.setup import (
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import ModelOptions, check_prompt, reader_of
+from paceline.engines.loading import check_prompt, reader_of
+from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.options import GenerateOptions

@@ -32,7 +32,7 @@ from paceline.cli.setup import (
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice, in_flags
 from paceline.models.description import describe
 from paceline.options import GenerateOptions

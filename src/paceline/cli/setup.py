@@ -30,7 +30,7 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
-from paceline.engines.loading import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.model_pair import default_draft
 from paceline.models.embedded import embedded_draft

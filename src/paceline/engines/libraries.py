@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from paceline.engines.loading import EngineName, ModelOptions, engine_for
+from paceline.engines.options import EngineName, ModelOptions, engine_for
 
 
 def describe_library(name: EngineName) -> str:

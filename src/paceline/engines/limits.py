@@ -10,7 +10,7 @@ from paceline.core.errors import InputError
 _OPTIONS: Final[Mapping[str, str]] = {
     "context_length": "`context_length` (`DraftOptions.context_length` of a draft model)",
     "max_sequences": "`max_sequences`",
-    "n_gpu_layers": "`gpu_layers` (`DraftOptions.gpu_layers` of a draft model)",
+    "gpu_layers": "`gpu_layers` (`DraftOptions.gpu_layers` of a draft model)",
     "threads": "`threads` (`DraftOptions.threads` of a draft model)",
     "threads_batch": "`threads_batch` (`DraftOptions.threads_batch` of a draft model)",
 }

@@ -27,7 +27,7 @@ from paceline.core.request import FinishReason
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import DraftTree
 from paceline.core.verify import RowLogits, Verifier, Walk
-from paceline.engines.loading import ModelOptions, engine_for
+from paceline.engines.options import ModelOptions, engine_for
 from paceline.models.fingerprints import fingerprint
 from paceline.planning.disk_cache import PairKey, load_entry, store_entry
 from paceline.planning.policies.fixed import NO_SPECULATION

@@ -27,7 +27,8 @@ from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
-from paceline.engines.loading import ModelOptions, open_vocabulary
+from paceline.engines.loading import open_vocabulary
+from paceline.engines.options import ModelOptions
 from paceline.environment import in_flags
 from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe

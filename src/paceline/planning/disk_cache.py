@@ -22,7 +22,7 @@ from paceline.atomic_output import atomic_file
 from paceline.core.errors import InputError
 from paceline.engines.base import Engine
 from paceline.engines.libraries import describe_library, offload_devices
-from paceline.engines.loading import ModelOptions, engine_for
+from paceline.engines.options import ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 from paceline.machine import processor
 from paceline.models.files import OF_DAMAGED_ENTRIES, read_text

@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from paceline.core.errors import InputError
 from paceline.core.params import PolicyName, SpeculationParams
-from paceline.engines.loading import DEFAULT_BRANCHES
+from paceline.engines.options import DEFAULT_BRANCHES
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import DEEPEST, AutoPolicy
 from paceline.planning.base import Policy, RoundCosts, with_floor

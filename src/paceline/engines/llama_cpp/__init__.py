@@ -3,7 +3,7 @@
 ::
 
     engine.py       which native sequence id holds which tokens; passes, commits, forks
-    loading.py      the config; a model and its context, or why not
+    loading.py      a model and its context, or why not
     vocabulary.py   text to tokens and back
     native.py       the shared libraries: log, devices, files that do not load
     remarks.py      which of llama.cpp's warnings a user has to know
@@ -13,7 +13,6 @@ from paceline.core.errors import CapabilityError
 
 try:
     from paceline.engines.llama_cpp.engine import LlamaCppEngine
-    from paceline.engines.llama_cpp.loading import LlamaCppConfig
     from paceline.engines.llama_cpp.native import describe_library
     from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 except (ImportError, OSError, RuntimeError) as error:  # the binding raises each of them for a library it cannot load
@@ -22,4 +21,4 @@ except (ImportError, OSError, RuntimeError) as error:  # the binding raises each
         "pip install --force-reinstall --no-cache-dir llama-cpp-python"
     ) from error
 
-__all__ = ["GgufVocabulary", "LlamaCppConfig", "LlamaCppEngine", "describe_library"]
+__all__ = ["GgufVocabulary", "LlamaCppEngine", "describe_library"]

@@ -32,6 +32,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
@@ -43,12 +44,13 @@ from paceline.core.errors import CapabilityError, ClosedError, EngineError, Mode
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
 from paceline.engines.forks import native_threads
-from paceline.engines.llama_cpp.loading import LlamaCppConfig, LoadedModel, loaded_model
+from paceline.engines.llama_cpp.loading import CacheType, LoadedModel, loaded_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import native_calls
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
+from paceline.engines.options import ModelOptions
 from paceline.engines.pending import PendingTree, check_step
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
@@ -212,7 +214,10 @@ class LlamaCppEngine:
     """A GGUF model on llama.cpp. See :class:`~paceline.engines.base.Engine` for the contract.
 
     Args:
-        config: what to load and how.
+        options: what to load and how.
+        batch_rows: see :func:`~paceline.engines.llama_cpp.loading.loaded_model`, as for the others.
+        output_rows: most rows of one pass whose logits can be asked for.
+        cache_type: of keys and values.
 
     Raises:
         ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
@@ -220,13 +225,20 @@ class LlamaCppEngine:
         InputError: a setting does not fit this model or this machine.
     """
 
-    def __init__(self, config: LlamaCppConfig) -> None:
-        loaded = loaded_model(config)
+    def __init__(
+        self,
+        options: ModelOptions,
+        *,
+        batch_rows: int | None = None,
+        output_rows: int = 256,
+        cache_type: CacheType = "f16",
+    ) -> None:
+        loaded = loaded_model(options, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
         self._vocabulary = GgufVocabulary(loaded.model)
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
         self._loaded = loaded
-        self._path = config.path
+        self._path = Path(options.path)
         self._context: Any = loaded.context
         self._memory: Any = api.llama_get_memory(loaded.context)
         self._description = loaded.description
@@ -267,19 +279,19 @@ class LlamaCppEngine:
 
         Raises ``UnstreamableError`` where they cannot be, or rows are not the same then.
         """
-        config, room = self._loaded.config, self._loaded.room
+        path, room = self._path, self._loaded.room
         assert room is not None
         weights_bytes = room.weights_bytes
         stream.start_noting()
         self._trial_rows(1)
-        stream.stop_noting(config.path)
+        stream.stop_noting(path)
         stream.start_noting()
         mapped = self._trial_rows(_TRIAL_ROWS)
-        stream.stop_noting(config.path)
+        stream.stop_noting(path)
         if weights_bytes < stream.needed_bytes:
             # How much is read at once is known only now, from the passes that were noted.
             raise UnstreamableError(
-                f"the layers of {config.path} cannot be streamed through {format_memory(weights_bytes)}: what a pass "
+                f"the layers of {path} cannot be streamed through {format_memory(weights_bytes)}: what a pass "
                 f"reads at once takes {format_memory(stream.needed_bytes)}; give more memory, or run it "
                 "with `stream=False`"
             )
@@ -288,7 +300,7 @@ class LlamaCppEngine:
         foreseen_s = stream.memory_plan(room).pass_s
         if foreseen_s > _SLOW_S:
             warnings.warn(
-                f"{config.path}: {format_bytes(stream.pass_bytes)} are read for every pass, which takes "
+                f"{path}: {format_bytes(stream.pass_bytes)} are read for every pass, which takes "
                 f"{foreseen_s:.0f} s from this disk: give it more memory (`memory`), a faster disk, or a smaller "
                 "quantisation",
                 ModelWarning,
@@ -301,8 +313,7 @@ class LlamaCppEngine:
             stream.floor_s = time.perf_counter() - started_s
             if not np.array_equal(rows, mapped):
                 raise UnstreamableError(
-                    f"the layers of {config.path} cannot be streamed: rows come out otherwise; run it with "
-                    "`stream=False`"
+                    f"the layers of {path} cannot be streamed: rows come out otherwise; run it with `stream=False`"
                 )
         if stream.is_streaming:
             # Measured once: later reads overlap with passes, and say less of the disk.

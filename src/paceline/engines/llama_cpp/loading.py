@@ -1,4 +1,4 @@
-"""Loading a GGUF model: the config, the model and its context, or one line that says why not."""
+"""Loading a GGUF model: the model and its context, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from paceline.engines.llama_cpp.remarks import of_context, of_model, warn
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import (
-    NO_OTHER_MEMORY,
     Footprint,
-    OtherMemory,
     Room,
     available_memory,
     give_back_freed,
     held_memory,
 )
+from paceline.engines.options import DEFAULT_BRANCHES, ModelOptions, memory_bytes
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, gguf_layout
 from paceline.engines.threads import PassThreads
@@ -106,105 +105,6 @@ _LOOSE: Final = 0.06
 _TIGHT_FILE_TYPES: Final = frozenset({api.LLAMA_FTYPE_ALL_F32, api.LLAMA_FTYPE_MOSTLY_F16, api.LLAMA_FTYPE_MOSTLY_BF16})
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaCppConfig:
-    """What to load and how.
-
-    Attributes:
-        path: the GGUF file; of a split model the first part.
-        context_length: most tokens of one sequence. ``None`` means what the model was trained for, but at most
-            :data:`~paceline.engines.context.DEFAULT_CONTEXT_LENGTH`.
-        context_may_shrink: take what the model was trained for where ``context_length`` is more, instead of refusing.
-        max_sequences: most sequences open at once.
-        cache_cells: tokens that all sequences can hold together, pending branches included; a shared prefix counts
-            once. ``None`` means ``context_length * max_sequences``.
-        branches: tree branches pending at once over all sequences; 0 means chains only.
-        batch_rows: most rows of one pass; ``None`` means 512, or where layers are streamed, which every pass waits for,
-            as many as a small share of the memory allows.
-        output_rows: most rows of one pass whose logits can be asked for (at most ``batch_rows``); memory for them is
-            reserved when the model is loaded.
-        n_gpu_layers: layers to offload where there is a device to take them; -1 means all.
-        devices: names of the devices to offload to; empty means all, ``("none",)`` means CPU only.
-        override_tensors: ``(pattern, buffer type)`` pairs that pin tensors to a memory, as llama.cpp's ``-ot``.
-        threads: CPU threads of a pass of one row. ``None`` means one for each physical core the process may use, and
-            fewer while other processes use the cores (:mod:`paceline.engines.threads`).
-        threads_batch: CPU threads of wider passes. ``None`` means the same as ``threads``.
-        flash_attention: ``None`` means llama.cpp's choice on devices. On the CPU it is off, unless the context is so
-            long that doing without takes more than 512 MiB, and may be changed once the model is loaded
-            (:meth:`LoadedModel.fuse_attention`), by what passes cost. There the fused kernel makes passes of one row
-            faster, and passes that verify drafts slower over long contexts. It sums in half precision in the order of
-            the cells, which trees permute. [Two cores, time with it over time without, after 120, 400 and 1,400
-            tokens: SmolLM2-135M in Q4_1 0.95, 0.96, 0.85 for one row and 0.98, 1.08, 1.02 for eight; a 1b in Q4_0 0.94,
-            0.92, 0.97 for one row and 1.19 for eight after 1,400; in Q8_0 0.95 and 0.93 for one row and 1.16 and 1.21
-            for eight after 400 and 1,400.]
-        exact: attention sums over the cache in the same order and precision however many rows a pass has: the fused
-            kernel, row by row, which llama.cpp takes on the CPU where keys and values are of different types, so that
-            values are BF16. There are no branches, as they permute the cells, and several sequences have a cache each.
-            Whether the weights' kernels are like that is for :func:`~paceline.engines.exactness.check_exact` to see.
-            [SmolLM2-135M, the first 700 tokens on 2 cores, time with it over time without, 1, 4, 8 and 16 rows: Q8_0
-            0.92, 0.97, 1.06, 1.14, Q4_0 0.94, 0.88, 1.05, 1.15.]
-        cache_type: type of the cached keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and
-            rows are the same to 1e-4 wherever their tokens lie in the cache.
-        memory_bytes: of all that the process holds; layers that do not fit are read while they are used. ``None`` means
-            what is free, where the weights alone are more than that.
-        stream: ``False`` streams no layers, however little memory there is.
-        other_memory: what else the process is to hold of ``memory_bytes``.
-        rows_read: of a model that only drafts, most rows of a pass whose logits are read: on a CPU, ``batch_rows`` and
-            ``output_rows`` follow from it. ``None`` is for a target.
-        own_weights: weights are copied to memory of the process, from which nothing else can push them out.
-        repack: weights may be laid out anew for faster kernels, in memory of the process, as much as they have.
-        rollback: the caller needs to drop pending tokens. ``False`` allows recurrent models that cannot.
-        verbose: let llama.cpp's log through to stderr, from then on and for the whole process.
-    """
-
-    path: Path
-    context_length: int | None = None
-    context_may_shrink: bool = False
-    max_sequences: int = 1
-    cache_cells: int | None = None
-    branches: int = 8
-    batch_rows: int | None = None
-    output_rows: int = 256
-    n_gpu_layers: int = -1
-    devices: tuple[str, ...] = ()
-    override_tensors: tuple[tuple[str, str], ...] = ()
-    threads: int | None = None
-    threads_batch: int | None = None
-    flash_attention: bool | None = None
-    exact: bool = False
-    cache_type: CacheType = "f16"
-    memory_bytes: int | None = None
-    stream: bool | None = None
-    other_memory: OtherMemory = NO_OTHER_MEMORY
-    rows_read: int | None = None
-    own_weights: bool = False
-    repack: bool = True
-    rollback: bool = True
-    verbose: bool = False
-
-    def __post_init__(self) -> None:
-        for name, lowest, highest in (
-            ("context_length", 1, _INT32_MAX),
-            ("max_sequences", 1, native.MAX_SEQUENCE_IDS),
-            ("cache_cells", 1, _INT32_MAX),
-            ("branches", 0, native.MAX_SEQUENCE_IDS - 1),
-            ("batch_rows", 1, 1 << 16),
-            ("output_rows", 1, 1 << 16),
-            ("rows_read", 1, 1 << 16),
-            ("n_gpu_layers", -1, _INT32_MAX),
-            ("threads", 1, 512),
-            ("threads_batch", 1, 512),
-        ):
-            check_range(name, getattr(self, name), lowest, highest)
-        if self.exact and self.flash_attention is False:
-            raise InputError("exact texts (`exact`) need fused attention: leave out `flash_attention=False`")
-        if self.exact and self.max_sequences > 1 and self.cache_cells is not None:
-            raise InputError(
-                f"exact texts (`exact`) of {self.max_sequences} requests at once need a cache for each, so they cannot "
-                f"share {self.cache_cells} cells: leave out the cells (`--kv-unified` on the command line)"
-            )
-
-
 @dataclass(slots=True)
 class LoadedModel:
     """A model and its context in native memory, which :meth:`free` gives back.
@@ -225,7 +125,7 @@ class LoadedModel:
         footprint: what of the memory of the process loading it took.
     """
 
-    config: LlamaCppConfig
+    options: ModelOptions
     settings: _Settings
     model: Any
     context: Any
@@ -260,8 +160,8 @@ class LoadedModel:
         # Freed before the other is made, as there may be no memory for both.
         context, self.context = self.context, None
         api.llama_free(context)
-        self.context, _ = _create_context(self.model, self.config, self.settings, self.stream)
-        tolerance = _tolerance(self.model, self.config, self.settings)
+        self.context, _ = _create_context(self.model, self.options, self.settings, self.stream)
+        tolerance = _tolerance(self.model, self.settings)
         self.capabilities = dataclasses.replace(self.capabilities, logit_tolerance=tolerance)
 
     def free(self) -> None:
@@ -269,8 +169,18 @@ class LoadedModel:
         _free(self.model, self.context, self.stream)
 
 
-def loaded_model(config: LlamaCppConfig) -> LoadedModel:
+def loaded_model(
+    options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256, cache_type: CacheType = "f16"
+) -> LoadedModel:
     """Load the model and make a context for it.
+
+    Args:
+        options: what to load and how.
+        batch_rows: most rows of one pass; ``None`` for 512, or where layers are streamed, which every pass waits for,
+            as many as a small share of the memory allows.
+        output_rows: most rows of one pass whose logits can be asked for; memory for them is reserved.
+        cache_type: of keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and rows are the
+            same to 1e-4 wherever their tokens lie in the cache.
 
     Raises:
         ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
@@ -280,37 +190,39 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
     Warns:
         ModelWarning: llama.cpp warned of something that changes the text.
     """
-    file = native.check_model_file(config.path)
-    native.log.verbose |= config.verbose
+    _check(options, batch_rows, output_rows)
+    path = Path(options.path)
+    file = native.check_model_file(path)
+    native.log.verbose |= options.verbose
     native.initialize()
     native.check_first_load(file)
-    memory_bytes = memory_limit(config)
-    is_counted = memory_bytes is not None or config.own_weights
+    limit_bytes = memory_limit(options)
+    is_counted = limit_bytes is not None or options.own_weights
     if is_counted:
         give_back_freed()
     held_bytes = held_memory()
     stream = room = None
-    if memory_bytes is not None:
-        layout = gguf_layout(config.path)
+    if limit_bytes is not None:
+        layout = gguf_layout(path)
         stream = LayerStream(layout, WeightFiles(layout.paths))
     context = model = None
     try:
-        model, keep_alive, remarks = _load_model(config, is_streamed=stream is not None)
+        model, keep_alive, remarks = _load_model(options, is_streamed=stream is not None)
         made_bytes = sum(native.log.buffers.values())
         _check_kind(model)
-        settings = _settings(model, config)
-        if stream is not None and memory_bytes is not None:
+        settings = _settings(model, options, batch_rows, output_rows, cache_type)
+        if stream is not None and limit_bytes is not None:
             # Finding out which attention is faster would take too many slow passes.
             settings = dataclasses.replace(settings, attention_is_open=False)
-            if config.batch_rows is None:
-                settings = _fit_batch(model, config, settings, int(memory_bytes * _SCRATCH_SHARE))
-        context, more = _create_context(model, config, settings, stream)
+            if batch_rows is None:
+                settings = _fit_batch(model, options, settings, int(limit_bytes * _SCRATCH_SHARE), output_rows)
+        context, more = _create_context(model, options, settings, stream)
         if api.llama_n_rs_seq(context) and not settings.recurrent:
             # llama.cpp calls it neither recurrent nor hybrid, and still it steps back like these.
             settings = dataclasses.replace(settings, recurrent=True)
             api.llama_free(context)
             context = None
-            context, more = _create_context(model, config, settings, stream)
+            context, more = _create_context(model, options, settings, stream)
         scratch_bytes = native.log.buffers.get("compute", 0)
         made_bytes += sum(native.log.buffers.values())
         if is_counted:
@@ -320,19 +232,19 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
         # held anew, so what llama.cpp says it made is the least.
         grown_bytes = held_memory() - held_bytes + (0 if settings.devices else scratch_bytes)
         taken_bytes = max(grown_bytes, made_bytes)
-        if stream is not None and memory_bytes is not None:
+        if stream is not None and limit_bytes is not None:
             # The draft model is part of what is held.
-            process_bytes = max(held_bytes - config.other_memory.draft.held_bytes, 0)
-            room = Room(memory_bytes, process_bytes, config.other_memory, taken_bytes)
+            process_bytes = max(held_bytes - options.other_memory.draft.held_bytes, 0)
+            room = Room(limit_bytes, process_bytes, options.other_memory, taken_bytes)
             if room.weights_bytes < stream.least_bytes:
-                raise _too_little(config, room, stream.least_bytes)
-        warn(config.path, [*remarks, *more])  # inside the try, as a warning may be an error
+                raise _too_little(options, room, stream.least_bytes)
+        warn(path, [*remarks, *more])  # inside the try, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
-            raise CapabilityError(f"{config.path} is an embedding model; use a decoder-only language model")
+            raise CapabilityError(f"{options.path} is an embedding model; use a decoder-only language model")
         snapshots, recurrent = int(api.llama_n_rs_seq(context)), settings.recurrent
-        if recurrent and snapshots == 0 and config.rollback:
+        if recurrent and snapshots == 0 and options.rollback:
             raise CapabilityError(
-                f"{config.path} is a recurrent model that cannot roll back rejected drafts; "
+                f"{options.path} is a recurrent model that cannot roll back rejected drafts; "
                 "decode it without speculation (`policy=NO_SPECULATION`)"
             )
     except BaseException:
@@ -341,10 +253,11 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
     if stream is not None and room is not None and stream.num_bytes <= room.weights_bytes:
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
         _free(model, context, stream)
-        return loaded_model(dataclasses.replace(config, memory_bytes=None, stream=False))
+        whole = dataclasses.replace(options, memory=None, stream=False)
+        return loaded_model(whole, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
-        config=config,
+        options=options,
         settings=settings,
         model=model,
         context=context,
@@ -352,16 +265,16 @@ def loaded_model(config: LlamaCppConfig) -> LoadedModel:
             context_length=settings.context_length,
             max_rows=settings.batch_rows,
             max_outputs=settings.output_rows,
-            max_sequences=config.max_sequences,
+            max_sequences=options.max_sequences,
             # A recurrent state takes the same room however many tokens it has seen.
             cells=None if api.llama_model_is_recurrent(model) or settings.apart else settings.cells,
             trees=branches > 0,
             max_rollback=snapshots if recurrent else None,
             hidden_states=False,
-            logit_tolerance=_tolerance(model, config, settings),
+            logit_tolerance=_tolerance(model, settings),
             shares_passes=not settings.apart,
         ),
-        description=_describe(model, config, settings),
+        description=_describe(model, options, settings),
         sequence_ids=settings.max_ids,
         branches=branches,
         window=settings.window,
@@ -402,12 +315,13 @@ def open_vocabulary(path: Path) -> Iterator[GgufVocabulary]:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What the model and the machine allow of a config."""
+    """What the model and the machine allow of the options."""
 
     context_length: int
     cells: int
     batch_rows: int
     output_rows: int
+    cache_type: CacheType
     branches: int
     max_ids: int
     threads: PassThreads
@@ -434,35 +348,35 @@ class _Settings:
         return dataclasses.replace(self, batch_rows=rows, output_rows=min(output_rows, rows))
 
 
-def _load_model(config: LlamaCppConfig, *, is_streamed: bool) -> tuple[Any, list[Any], list[str]]:
+def _load_model(options: ModelOptions, *, is_streamed: bool) -> tuple[Any, list[Any], list[str]]:
     """Return ``llama_model *``, what must live as long as it, and llama.cpp's remarks on it."""
     parameters = api.llama_model_default_params()
-    parameters.n_gpu_layers = config.n_gpu_layers
-    parameters.use_extra_bufts = config.repack and not is_streamed
+    parameters.n_gpu_layers = options.gpu_layers
+    parameters.use_extra_bufts = options.repack and not is_streamed
     if is_streamed:
         parameters.load_mode = _LOAD_MAPPED
-    elif config.own_weights or _may_be_read(config):
+    elif options.own_weights or _may_be_read(options):
         parameters.load_mode = _LOAD_READ
     keep_alive: list[Any] = []
-    if config.devices:
-        devices = native.device_array(config.devices)
+    if options.devices:
+        devices = native.device_array(options.devices)
         parameters.devices = ctypes.cast(devices, ctypes.c_void_p)
         keep_alive.append(devices)
-    if config.override_tensors:
-        overrides = native.tensor_override_array(config.override_tensors)
+    if options.override_tensors:
+        overrides = native.tensor_override_array(options.override_tensors)
         parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         keep_alive.append(overrides)
-    pages = None if is_streamed or _devices(config) or not gives_huge_pages() else HugePages()
+    pages = None if is_streamed or _devices(options) or not gives_huge_pages() else HugePages()
     with native.log.watch() as lines:
-        model = _read_model(config.path, parameters, pages)
+        model = _read_model(Path(options.path), parameters, pages)
         if not model:
             why = native.reason(lines)
-            if config.override_tensors and "regular expression" in why:
-                patterns = ", ".join(pattern for pattern, _ in config.override_tensors)
+            if options.override_tensors and "regular expression" in why:
+                patterns = ", ".join(pattern for pattern, _ in options.override_tensors)
                 raise InputError(
                     f"a tensor override among {patterns} (`override_tensors`) is no regular expression: {why}"
                 )
-            raise native.model_file_error(config.path, lines)
+            raise native.model_file_error(Path(options.path), lines)
         return model, keep_alive, of_model(lines)
 
 
@@ -516,40 +430,40 @@ def _interrupts_kept_in(errors: list[BaseException]) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _may_be_read(config: LlamaCppConfig) -> bool:
+def _may_be_read(options: ModelOptions) -> bool:
     """Whether weights are read into memory, for its huge pages, instead of mapped.
 
     Memory of the process cannot give way as a mapped file can, and a cache of keys and values comes on top: so three
     times the file must be free.
     """
-    if _devices(config) or not gives_huge_pages():
+    if _devices(options) or not gives_huge_pages():
         return False
     available_bytes = available_memory()
-    return available_bytes is not None and MIN_BYTES <= gguf_bytes(config.path) <= available_bytes // 3
+    return available_bytes is not None and MIN_BYTES <= gguf_bytes(Path(options.path)) <= available_bytes // 3
 
 
-def memory_limit(config: LlamaCppConfig) -> int | None:
+def memory_limit(options: ModelOptions) -> int | None:
     """Return the bytes that the process is to keep to: as it was told, or what is free where the weights are more.
 
     ``None`` is no limit, and no layers are streamed. Raises ``CapabilityError`` for what was never tried with streamed
     layers.
     """
-    native.check_model_file(config.path)
+    native.check_model_file(Path(options.path))
     native.initialize()
-    if config.stream is False:
+    if options.stream is False:
         return None
-    refused = _why_not_streamed(config)
-    if config.memory_bytes is not None:
+    refused = _why_not_streamed(options)
+    if memory_bytes(options) is not None:
         if refused is not None:
             raise CapabilityError(f"{refused} (`memory`)")
-        return config.memory_bytes
+        return memory_bytes(options)
     available = available_memory()
-    if refused is not None or available is None or gguf_bytes(config.path) <= available:
+    if refused is not None or available is None or gguf_bytes(Path(options.path)) <= available:
         return None
     return available - int(available * _LEFT_FREE) + held_memory()
 
 
-def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> UnstreamableError:
+def _too_little(options: ModelOptions, room: Room, least_bytes: int) -> UnstreamableError:
     """Return the error for memory that the least of a model's layers do not fit into."""
     besides_bytes = room.total_bytes - room.weights_bytes
     what, ways_out = (
@@ -560,23 +474,46 @@ def _too_little(config: LlamaCppConfig, room: Room, least_bytes: int) -> Unstrea
         what += f", of which {format_memory(room.other.draft.num_bytes)} are the draft model's"
         ways_out += ", a smaller draft model (`draft`), or none (`drafters=['suffix']`)"
     return UnstreamableError(
-        f"{format_memory(room.total_bytes)} of memory (`memory`) are too little for {config.path.name}: {what}, and "
-        f"{format_memory(least_bytes)} are the least to stream them through; give "
+        f"{format_memory(room.total_bytes)} of memory (`memory`) are too little for {Path(options.path).name}: {what}, "
+        f"and {format_memory(least_bytes)} are the least to stream them through; give "
         f"{format_memory(besides_bytes + least_bytes)}, or {ways_out}"
     )
 
 
-def _why_not_streamed(config: LlamaCppConfig) -> str | None:
+def _why_not_streamed(options: ModelOptions) -> str | None:
     """Return what speaks against streaming layers; ``None`` if nothing does."""
     if sys.platform != "linux":
         return f"weights are streamed on Linux alone, and this is {sys.platform}: leave out how much memory there is"
-    if _devices(config):
+    if _devices(options):
         return "layers on a GPU are not streamed: give `gpu_layers=0`, or leave out how much memory there is"
-    if config.override_tensors:
+    if options.override_tensors:
         return (
             "tensors placed by hand (`override_tensors`) are not streamed: leave them out, or how much memory there is"
         )
     return None
+
+
+def _check(options: ModelOptions, batch_rows: int | None, output_rows: int) -> None:
+    """Refuse what this engine does not know, or cannot have."""
+    if options.dtype is not None:
+        raise CapabilityError(
+            f"`dtype` {options.dtype} means nothing to llama_cpp, which runs a GGUF file in the types it was "
+            "written in: leave it out"
+        )
+    for name, value, lowest, highest in (
+        ("max_sequences", options.max_sequences, 1, native.MAX_SEQUENCE_IDS),
+        ("branches", options.branches, 0, native.MAX_SEQUENCE_IDS - 1),
+        ("batch_rows", batch_rows, 1, 1 << 16),
+        ("output_rows", output_rows, 1, 1 << 16),
+    ):
+        check_range(name, value, lowest, highest)
+    if options.exact and options.flash_attention is False:
+        raise InputError("exact texts (`exact`) need fused attention: leave out `flash_attention=False`")
+    if options.exact and options.max_sequences > 1 and options.cells is not None:
+        raise InputError(
+            f"exact texts (`exact`) of {options.max_sequences} requests at once need a cache for each, so they cannot "
+            f"share {options.cells} cells: leave out the cells (`--kv-unified` on the command line)"
+        )
 
 
 def _check_kind(model: Any) -> None:
@@ -586,23 +523,23 @@ def _check_kind(model: Any) -> None:
         raise CapabilityError("diffusion models do not decode token by token; use an autoregressive model")
 
 
-def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
-    """Fit the config to the model."""
+def _settings(
+    model: Any, options: ModelOptions, batch_rows: int | None, output_rows: int, cache_type: CacheType
+) -> _Settings:
+    """Fit the options to the model."""
     context_length = choose_context_length(
-        config.context_length,
+        options.context_length,
         int(api.llama_model_n_ctx_train(model)) or None,
-        model=config.path.name,
-        may_shrink=config.context_may_shrink,
+        model=Path(options.path).name,
+        may_shrink=options.context_may_shrink,
     )
-    cells = config.cache_cells or context_length * config.max_sequences
+    cells = options.cells or context_length * options.max_sequences
     if cells < context_length:
-        raise InputError(
-            f"cache_cells is {cells}, but one context is {context_length}; raise it or shorten the context"
-        )
+        raise InputError(f"cells is {cells}, but one context is {context_length}; raise it or shorten the context")
     if cells > _INT32_MAX:
         raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
-    devices = _devices(config)
-    cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, config))
+    devices = _devices(options)
+    cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, cache_type))
     available = available_memory()
     if available is not None and cells * cell_bytes > available:
         raise InputError(
@@ -614,51 +551,67 @@ def _settings(model: Any, config: LlamaCppConfig) -> _Settings:
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     window = int(api.llama_model_n_swa(model))
-    apart = config.exact and config.max_sequences > 1
-    keepers = not recurrent and config.max_sequences > 1 and window > 0 and not apart
-    branches = 0 if recurrent or config.exact else config.branches
-    max_ids = config.max_sequences * (2 if keepers else 1) + branches
+    apart = options.exact and options.max_sequences > 1
+    keepers = not recurrent and options.max_sequences > 1 and window > 0 and not apart
+    branches = DEFAULT_BRANCHES if options.branches is None else options.branches
+    if recurrent or options.exact:
+        branches = 0
+    max_ids = options.max_sequences * (2 if keepers else 1) + branches
     if max_ids > native.MAX_SEQUENCE_IDS:
         raise InputError(
-            f"{config.max_sequences} sequences and {branches} branches need {max_ids} sequence ids, "
+            f"{options.max_sequences} sequences and {branches} branches need {max_ids} sequence ids, "
             f"but llama.cpp has {native.MAX_SEQUENCE_IDS}; lower one of them"
         )
-    batch_rows = min(_BATCH if config.batch_rows is None else config.batch_rows, context_length)
-    output_rows = config.output_rows
-    if config.rows_read is not None and not devices:
-        batch_rows = min(batch_rows, max(_DRAFT_BATCH, config.rows_read))
-        output_rows = min(output_rows, config.rows_read)
-    if config.exact:
+    batch_rows = min(_BATCH if batch_rows is None else batch_rows, context_length)
+    if options.rows_read is not None and not devices:
+        batch_rows = min(batch_rows, max(_DRAFT_BATCH, options.rows_read))
+        output_rows = min(output_rows, options.rows_read)
+    # Attention sums over the cache in one order and precision however many rows a pass has by the fused kernel, row by
+    # row, which llama.cpp takes on the CPU where keys and values are of different types, so that values are BF16. There
+    # are no branches, as they permute the cells, and several sequences have a cache each. Whether the weights' kernels
+    # are like that is for check_exact() to see.
+    # [SmolLM2-135M, the first 700 tokens on 2 cores, time with it over time without, 1, 4, 8 and 16 rows: Q8_0 0.92,
+    # 0.97, 1.06, 1.14, Q4_0 0.94, 0.88, 1.05, 1.15.]
+    if options.exact:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    elif config.flash_attention is not None:
-        flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if config.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    elif options.flash_attention is not None:
+        flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if options.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
     elif devices or 4 * int(api.llama_model_n_head(model)) * cells * batch_rows > _UNFUSED_ATTENTION_BYTES:
         flash = api.LLAMA_FLASH_ATTN_TYPE_AUTO
     else:
+        # May be changed once the model is loaded (LoadedModel.fuse_attention), by what passes cost: the fused kernel
+        # makes passes of one row faster, and passes that verify drafts slower over long contexts. It sums in half
+        # precision in the order of the cells, which trees permute.
+        # [Two cores, time with it over time without, after 120, 400 and 1,400 tokens: SmolLM2-135M in Q4_1 0.95, 0.96,
+        # 0.85 for one row and 0.98, 1.08, 1.02 for eight; a 1b in Q4_0 0.94, 0.92, 0.97 for one row and 1.19 for eight
+        # after 1,400; in Q8_0 0.95 and 0.93 for one row and 1.16 and 1.21 for eight after 400 and 1,400.]
         flash = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
     return _Settings(
         context_length=context_length,
         cells=cells,
         batch_rows=batch_rows,
         output_rows=min(output_rows, batch_rows),
+        cache_type=cache_type,
         branches=branches,
         max_ids=max_ids,
-        threads=PassThreads(config.threads, config.threads_batch),
+        threads=PassThreads(options.threads, options.threads_batch),
         recurrent=recurrent,
         # They and the state before them must fit one batch.
-        snapshots=max(0, min(_RECURRENT_SNAPSHOTS, batch_rows - 2)) if config.rollback else 0,
+        snapshots=max(0, min(_RECURRENT_SNAPSHOTS, batch_rows - 2)) if options.rollback else 0,
         window=window,
         keepers=keepers,
         apart=apart,
         devices=devices,
         flash_attention=int(flash),
-        attention_is_open=config.flash_attention is None and flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        attention_is_open=options.flash_attention is None and flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
     )
 
 
-def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_bytes: int) -> _Settings:
+def _fit_batch(
+    model: Any, options: ModelOptions, settings: _Settings, scratch_bytes: int, output_rows: int
+) -> _Settings:
     """Return settings with passes as wide as so much scratch memory allows, a power of two."""
-    context, _ = _create_context(model, config, settings, None)
+    context, _ = _create_context(model, options, settings, None)
     api.llama_free(context)
     # Some of it does not depend on the width, so this is the most that a row takes.
     row_bytes = native.log.buffers.get("compute", 0) / settings.native_rows
@@ -667,10 +620,10 @@ def _fit_batch(model: Any, config: LlamaCppConfig, settings: _Settings, scratch_
     rows = _MAX_BATCH
     while rows > _MIN_BATCH and rows * row_bytes > scratch_bytes:
         rows //= 2
-    return settings.with_batch(min(rows, settings.context_length), config.output_rows)
+    return settings.with_batch(min(rows, settings.context_length), output_rows)
 
 
-def _key_value_bytes(model: Any, config: LlamaCppConfig) -> int:
+def _key_value_bytes(model: Any, cache_type: CacheType) -> int:
     """Return what a cell's keys and values take at least, in bytes; 0 where that is not foreseen.
 
     llama.cpp writes zeros to all of them when it makes the cache, and the system ends a process that writes to more
@@ -689,7 +642,7 @@ def _key_value_bytes(model: Any, config: LlamaCppConfig) -> int:
         return int(told) if told is not None and told.isdecimal() else head_size
 
     width = int(api.llama_model_n_head_kv(model)) * (length("key") + length("value"))
-    return int(api.llama_model_n_layer(model)) * width * _CACHE_TYPE_BYTES[config.cache_type]
+    return int(api.llama_model_n_layer(model)) * width * _CACHE_TYPE_BYTES[cache_type]
 
 
 def _metadata(model: Any, key: str) -> str | None:
@@ -699,7 +652,7 @@ def _metadata(model: Any, key: str) -> str | None:
     return buffer.value.decode("utf-8", errors="replace") if length >= 0 else None
 
 
-def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float:
+def _tolerance(model: Any, settings: _Settings) -> float:
     """Return the difference that rounding explains between two ways to compute the same row."""
     file_type = _file_type(model)
     if settings.devices or file_type not in _TIGHT_FILE_TYPES:
@@ -707,13 +660,13 @@ def _tolerance(model: Any, config: LlamaCppConfig, settings: _Settings) -> float
     if settings.flash_attention != api.LLAMA_FLASH_ATTN_TYPE_DISABLED:
         return _FUSED
     # A recurrent state keeps its rounding errors.
-    if file_type == api.LLAMA_FTYPE_ALL_F32 and config.cache_type == "f32" and not settings.recurrent:
+    if file_type == api.LLAMA_FTYPE_ALL_F32 and settings.cache_type == "f32" and not settings.recurrent:
         return _EXACT
     return _TIGHT
 
 
 def _create_context(
-    model: Any, config: LlamaCppConfig, settings: _Settings, stream: LayerStream | None
+    model: Any, options: ModelOptions, settings: _Settings, stream: LayerStream | None
 ) -> tuple[Any, list[str]]:
     """Return ``llama_context *``, and llama.cpp's remarks on it."""
     parameters = api.llama_context_default_params()
@@ -724,8 +677,8 @@ def _create_context(
     parameters.n_outputs_max = max(settings.output_rows, settings.max_ids)
     parameters.n_threads, parameters.n_threads_batch = settings.threads.most
     parameters.flash_attn_type = settings.flash_attention
-    parameters.type_k = parameters.type_v = _CACHE_TYPES[config.cache_type]
-    if config.exact:
+    parameters.type_k = parameters.type_v = _CACHE_TYPES[settings.cache_type]
+    if options.exact:
         parameters.type_v = _BF16
     parameters.kv_unified = not settings.apart
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
@@ -737,13 +690,13 @@ def _create_context(
         context = api.llama_init_from_model(model, parameters)
         if not context:
             raise InputError(
-                f"a context of {settings.cells} tokens for {config.path} cannot be created: {native.reason(lines)}; "
+                f"a context of {settings.cells} tokens for {options.path} cannot be created: {native.reason(lines)}; "
                 "ask for a shorter context or fewer sequences"
             )
         return context, of_context(lines)
 
 
-def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
+def _describe(model: Any, options: ModelOptions, settings: _Settings) -> str:
     architecture = _metadata(model, "general.architecture") or ""
     weights = api.llama_ftype_name(_file_type(model)).decode("utf-8", errors="replace")
     parameters = float(api.llama_model_n_params(model))
@@ -753,14 +706,14 @@ def _describe(model: Any, config: LlamaCppConfig, settings: _Settings) -> str:
         parameters /= 1000
     kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
     where = ", ".join(native.device_titles(settings.devices)) or f"CPU, {settings.threads.most[0]} threads"
-    return f"{config.path.name} ({kind}) on {where}{', exact' if config.exact else ''}"
+    return f"{Path(options.path).name} ({kind}) on {where}{', exact' if options.exact else ''}"
 
 
-def _devices(config: LlamaCppConfig) -> tuple[str, ...]:
+def _devices(options: ModelOptions) -> tuple[str, ...]:
     """Return the names of the devices that layers go to; empty on the CPU."""
-    if config.n_gpu_layers == 0 or config.devices == ("none",):
+    if options.gpu_layers == 0 or options.devices == ("none",):
         return ()
-    return config.devices or tuple(native.default_device_names())
+    return options.devices or tuple(native.default_device_names())
 
 
 def _file_type(model: Any) -> int:

@@ -151,10 +151,11 @@ _MENDED: Final = b"paceline: whole AMX tile configurations"
 
 _WIDE_PASS: Final = """
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppConfig, LlamaCppEngine, native
+from paceline.engines.llama_cpp import LlamaCppEngine, native
+from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_target
 native.check_build = lambda: None
-engine = LlamaCppEngine(LlamaCppConfig(embedded_target(), context_length=64, threads=1))
+engine = LlamaCppEngine(ModelOptions(embedded_target(), context_length=64, threads=1))
 engine.forward([Step(engine.open(), [1] * 32, [COMMITTED_END, *range(31)], [31])])
 """
 

@@ -16,13 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.extras import missing
-from paceline.engines.torch_hf.config import TorchHFConfig
 
 if TYPE_CHECKING:
     from paceline.engines.torch_hf.engine import TorchHFEngine
     from paceline.engines.torch_hf.loading import load_vocabulary
 
-__all__ = ["TorchHFConfig", "TorchHFEngine", "describe_library", "load_vocabulary"]
+__all__ = ["TorchHFEngine", "describe_library", "load_vocabulary"]
 
 _NEEDS_TORCH = {"TorchHFEngine": "engine", "load_vocabulary": "loading"}
 
@@ -37,7 +36,7 @@ def describe_library() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for, so that the configuration is readable without."""
+    """Import what needs torch when it is first asked for."""
     if name not in _NEEDS_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context import choose_context_length
 from paceline.engines.forks import native_threads
+from paceline.engines.limits import check_range
+from paceline.engines.options import ModelOptions
 from paceline.engines.pending import check_step
 from paceline.engines.threads import SpareCores, cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
-from paceline.engines.torch_hf.config import TorchHFConfig
 from paceline.engines.torch_hf.loading import (
+    Attention,
     LoadedModel,
     loaded_model,
     longest_context,
@@ -57,6 +59,41 @@ _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.
 """
 
 
+_MAX_ROWS: Final = 512
+"""Most rows in one forward pass, by default."""
+
+_SMALLEST_CONTEXT: Final = 4
+"""Cells and context that the check made at load needs."""
+
+_INT32_MAX: Final = 2**31 - 1
+
+
+def _refuse_foreign(options: ModelOptions) -> None:
+    """Refuse options that this engine does not know."""
+    unused = {
+        "threads for batches (`threads_batch`)": options.threads_batch is not None,
+        "fused attention (`flash_attention`)": options.flash_attention is not None,
+        "exactness (`exact`)": options.exact,
+        "tensor overrides (`override_tensors`)": bool(options.override_tensors),
+        "a number of GPU layers (`gpu_layers`)": options.gpu_layers != -1,
+        "streaming within so much memory (`memory`)": options.memory is not None,
+        "several devices": len(options.devices) > 1,
+    }
+    for option, given in unused.items():
+        if given:
+            raise CapabilityError(f"{option} means nothing to torch_hf: leave it out, or use `engine='llama_cpp'`")
+
+
+def _check_limits(context_length: int | None, max_rows: int, max_sequences: int, cells: int | None) -> None:
+    for name, value, lowest, highest in (
+        ("context_length", context_length, _SMALLEST_CONTEXT, _INT32_MAX),
+        ("max_rows", max_rows, 1, 1 << 16),
+        ("max_sequences", max_sequences, 1, _INT32_MAX),
+        ("cells", cells, _SMALLEST_CONTEXT, _INT32_MAX),
+    ):
+        check_range(name, value, lowest, highest)
+
+
 class TorchHFEngine:
     """Any causal language model of transformers whose layers attend fully or over sliding windows.
 
@@ -67,7 +104,11 @@ class TorchHFEngine:
     shuffled cells must give the logits of the plain forward of its paths.
 
     Args:
-        config: what to load and how; see :class:`~paceline.engines.torch_hf.config.TorchHFConfig`.
+        options: what to load and how. Without ``dtype`` weights have the checkpoint's type on CUDA, and float32 on the
+            CPU, where half precision is seldom faster and always less exact. ``threads`` are those of torch's CPU
+            operations, for the whole process.
+        attention: ``"auto"`` is sdpa, or eager for models without it (Gemma 2, gpt-oss).
+        max_rows: most rows in one forward pass.
 
     Raises:
         ModelFileError: the files are missing, corrupt, or of an unknown architecture.
@@ -80,22 +121,24 @@ class TorchHFEngine:
     _set_threads: int | None = None
     """Threads as the user set them; torch has one number for the process, which another engine may have changed."""
 
-    def __init__(self, config: TorchHFConfig) -> None:
+    def __init__(self, options: ModelOptions, *, attention: Attention = "auto", max_rows: int = _MAX_ROWS) -> None:
+        _refuse_foreign(options)
+        _check_limits(options.context_length, max_rows, options.max_sequences, options.cells)
         own_threads = _own_threads()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-            self._set_threads = config.threads
-        loaded = loaded_model(config)
-        if config.threads is None and loaded.model.device.type == "cpu":
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+            self._set_threads = options.threads
+        loaded = loaded_model(options, attention)
+        if options.threads is None and loaded.model.device.type == "cpu":
             self._spare_cores = SpareCores(min(own_threads, usable_cores()), cores())
-        with explain_damaged_entries(Path(config.path)):
+        with explain_damaged_entries(Path(options.path)):
             self._start(
                 loaded,
-                context_length=config.context_length,
-                context_may_shrink=config.context_may_shrink,
-                max_rows=config.max_rows,
-                max_sequences=config.max_sequences,
-                cells=config.cells,
+                context_length=options.context_length,
+                context_may_shrink=options.context_may_shrink,
+                max_rows=max_rows,
+                max_sequences=options.max_sequences,
+                cells=options.cells,
             )
 
     @classmethod
@@ -104,25 +147,25 @@ class TorchHFEngine:
         model: Any,
         tokenizer: Any,
         *,
-        context_length: int | None = TorchHFConfig.context_length,
-        max_rows: int = TorchHFConfig.max_rows,
-        max_sequences: int = TorchHFConfig.max_sequences,
-        cells: int | None = TorchHFConfig.cells,
+        context_length: int | None = None,
+        max_rows: int = _MAX_ROWS,
+        max_sequences: int = 1,
+        cells: int | None = None,
     ) -> TorchHFEngine:
         """Run a model that is loaded already, where it is and in its dtype.
 
         It is put in evaluation mode and gets a hook on its output head, which :meth:`close` takes off again.
         """
         name = model.config.name_or_path or type(model).__name__
-        limits: dict[str, Any] = {
-            "context_length": context_length,
-            "max_rows": max_rows,
-            "max_sequences": max_sequences,
-            "cells": cells,
-        }
-        TorchHFConfig(path=name, **limits)  # checks its values
+        _check_limits(context_length, max_rows, max_sequences, cells)
         engine = cls.__new__(cls)
-        engine._start(LoadedModel(model.eval(), tokenizer, name), **limits)
+        engine._start(
+            LoadedModel(model.eval(), tokenizer, name),
+            context_length=context_length,
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            cells=cells,
+        )
         return engine
 
     def _start(

@@ -8,14 +8,15 @@ import io
 import pickle
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from paceline.core.errors import CapabilityError, EngineError, ModelFileError
+from paceline.core.errors import CapabilityError, EngineError, InputError, ModelFileError
 from paceline.core.extras import missing
+from paceline.engines.options import ModelOptions
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.models.files import explain_damaged_entries
 from paceline.models.gguf_model import read_gguf_model
@@ -25,7 +26,11 @@ from paceline.models.weight_files import check_model_folder, weight_files
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.engines.torch_hf.config import TorchHFConfig
+
+Attention: TypeAlias = Literal["auto", "sdpa", "eager"]
+
+_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices on which models run under torch."""
 
 
 class LoadedModel(NamedTuple):
@@ -38,23 +43,24 @@ class LoadedModel(NamedTuple):
     """End tokens besides those that model and tokenizer name: llama.cpp knows some in a GGUF file by their text."""
 
 
-def loaded_model(settings: TorchHFConfig) -> LoadedModel:
-    """Load the model and the tokenizer that ``settings`` name."""
-    path = Path(settings.path)
-    source = _source(settings)
-    device = _device(settings.device)
-    with contextlib.nullcontext() if settings.verbose else _quiet():
+def loaded_model(options: ModelOptions, attention: Attention = "auto") -> LoadedModel:
+    """Load the model and the tokenizer that the options name."""
+    path = Path(options.path)
+    source = _source(path)
+    named = _device_name(options.devices)
+    device = _device(named)
+    with contextlib.nullcontext() if options.verbose else _quiet():
         with _file_errors(path):
             config = transformers.AutoConfig.from_pretrained(**source)
         model_class = refuse_unsupported(config)
-        if settings.attention == "sdpa" and not model_class._supports_sdpa:
+        if attention == "sdpa" and not model_class._supports_sdpa:
             raise CapabilityError(f"{config.model_type} has no sdpa attention; set attention to 'auto' or 'eager'")
         with _file_errors(path):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 **source,
                 config=config,
-                dtype=_dtype(settings.dtype, device),
-                attn_implementation=None if settings.attention == "auto" else settings.attention,
+                dtype=_dtype(options.dtype or "auto", device),
+                attn_implementation=None if attention == "auto" else attention,
                 output_loading_info=True,
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
@@ -66,28 +72,27 @@ def loaded_model(settings: TorchHFConfig) -> LoadedModel:
     except torch.OutOfMemoryError as error:
         raise EngineError(f"the weights of {path} do not fit on {device}; set device or a smaller dtype") from error
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        raise CapabilityError(f"device {settings.device!r} cannot be used: {one_line(error)}") from error
+        raise CapabilityError(f"device {named!r} cannot be used: {one_line(error)}") from error
     return LoadedModel(
         model, tokenizer, display_name(path), _gguf_end_ids(path) if "gguf_file" in source else frozenset()
     )
 
 
-def load_vocabulary(settings: TorchHFConfig) -> TokenizerVocabulary:
-    """Load the tokenizer that ``settings`` name, and no weights."""
-    source = _source(settings)
-    with contextlib.nullcontext() if settings.verbose else _quiet(), _file_errors(Path(settings.path)):
+def load_vocabulary(path: Path, *, verbose: bool = False) -> TokenizerVocabulary:
+    """Load the tokenizer of a folder or a GGUF file, and no weights."""
+    source = _source(path)
+    with contextlib.nullcontext() if verbose else _quiet(), _file_errors(path):
         config = transformers.AutoConfig.from_pretrained(**source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
-    with explain_damaged_entries(Path(settings.path)):
+    with explain_damaged_entries(path):
         return TokenizerVocabulary(tokenizer, size=len(tokenizer))
 
 
-def _source(settings: TorchHFConfig) -> dict[str, Any]:
+def _source(path: Path) -> dict[str, Any]:
     """Return a folder or a GGUF file as arguments of transformers' ``from_pretrained``."""
-    path = Path(settings.path)
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(path),
-        "local_files_only": settings.local_files_only,
+        "local_files_only": True,
         "trust_remote_code": False,  # without it, a folder with code of its own asks on the terminal
     }
     if path.is_file() and path.suffix == ".gguf":
@@ -97,10 +102,22 @@ def _source(settings: TorchHFConfig) -> dict[str, Any]:
         # Both explain a missing file better than transformers does.
         check_model_folder(path)
         weight_files(path)
-    elif path.exists() or settings.local_files_only:
+    else:
         problem = f"{path} is neither a folder nor a .gguf file" if path.exists() else f"there is no file {path}"
         raise ModelFileError(f"{problem}; give a model folder or a GGUF file")
     return source
+
+
+def _device_name(devices: tuple[str, ...]) -> str:
+    """Return torch's name of a device; ``none`` is the CPU to all engines, and none is CUDA if there is any."""
+    if not devices:
+        return "auto"
+    device = "cpu" if devices[0] == "none" else devices[0]
+    if device.partition(":")[0] not in _DEVICES:
+        raise InputError(
+            f"device {device!r} cannot run models under torch: choose from {', '.join(_DEVICES)} (`devices`)"
+        )
+    return device
 
 
 def refuse_unsupported(config: Any, model: Any = None) -> Any:

@@ -29,7 +29,7 @@ from paceline.core.request import Request
 from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.engines.loading import DEFAULT_BRANCHES
+from paceline.engines.options import DEFAULT_BRANCHES
 from paceline.planning.auto.backoff import Backoff
 from paceline.planning.auto.counterfactual import CounterfactualRound
 from paceline.planning.auto.drafter_selector import DrafterSelector

@@ -40,7 +40,8 @@ from typing import Any, Final, Protocol, TypeGuard
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import CapabilityError, NoRoomError
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions, engine_for, open_engine
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions, engine_for
 from paceline.planning.costs.meter import Meter, ProfilingBudget, Report
 from paceline.planning.costs.subject import Subject, open_subject
 from paceline.planning.disk_cache import entry_path, load_entry, model_key, store_entry

@@ -16,7 +16,7 @@ from typing import Final
 from paceline.core.clock import Clock
 from paceline.core.errors import ModelFileError
 from paceline.engines.base import Engine
-from paceline.engines.loading import ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.planning.costs.attention import drop_unless_holds
 from paceline.planning.costs.meter import ProfilingBudget, Report

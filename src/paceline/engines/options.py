@@ -1,0 +1,505 @@
+"""What can be set about a model, whichever engine runs it: the part of the table of options that models have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
+
+from paceline.core.errors import CapabilityError, InputError, ModelFileError, blame
+from paceline.core.fields import Option, described, setting, take_values
+from paceline.engines.limits import check_range
+from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
+from paceline.models.description import describe
+from paceline.models.registry import names_own_draft
+from paceline.models.weight_files import check_model_folder
+from paceline.sizes import parse_bytes
+from paceline.vocabularies.token_pairs import DRAFT_VOCABS, DraftVocab, check_pairs
+
+DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+EngineName: TypeAlias = Literal["llama_cpp", "torch_hf"]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+"""Every :data:`EngineName`."""
+DTYPES: tuple[DType, ...] = get_args(DType)
+"""Every :data:`DType`."""
+
+DEFAULT_BRANCHES = 8
+"""Tree branches of an engine whose policy does not say how many it may want."""
+
+MAX_BRANCHES = 192
+"""Most tree branches asked of an engine by default; llama.cpp has 256 sequence ids in all."""
+
+_MIN_DRAFT_CONTEXT: Final = 2
+_INT32_MAX: Final = 2**31 - 1
+
+_OPTION = functools.partial(Option, panel="Models")
+
+
+def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Read patterns and buffers as texts have them.
+
+    Raises:
+        InputError: one of them is not ``PATTERN=BUFFER``.
+    """
+    overrides = []
+    for text in texts:
+        pattern, equals, buffer = text.rpartition("=")
+        if not (pattern and equals and buffer):
+            raise InputError(f"`override_tensors` {text!r} is not PATTERN=BUFFER, such as exps=CPU")
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """A model and how to run it, in terms common to the engines.
+
+    Attributes:
+        path: a GGUF file or a Hugging Face folder; :func:`paceline.load` also takes the names of `paceline models`.
+        engine: which engine runs it; ``None`` decides by ``path``.
+        context_length: tokens of prompt and answer together; ``None`` takes the model's own, 4,096 at most.
+        context_may_shrink: take what the model was made for where ``context_length`` is more, instead of refusing it;
+            a draft model then sees the end of the text only, and the answer stays the same.
+        gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
+        devices: devices to use, by the engine's names; empty for all there are.
+        override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
+        threads: CPU threads for passes of one row; ``None`` for one a core, and fewer while others use the cores.
+        threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
+        flash_attention: whether attention is one fused kernel; ``None`` is llama.cpp's choice on devices, and on a CPU
+            what :func:`paceline.load` measures to be faster (:mod:`paceline.planning.costs.attention`). Only
+            ``llama_cpp``.
+        exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
+            request gets the text that it has by itself with plain decoding and the same; see there. Several at once
+            have a whole context each, and passes of their own. Only ``llama_cpp``.
+        max_sequences: requests the engine holds at once.
+        cells: tokens that all of them may hold together; ``None`` for a whole context each. Where they are fewer, a
+            request may lose its place for a while, and goes on with the same text.
+        branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
+            ``llama_cpp``; ``torch_hf`` has no limit.
+        memory: bytes, or a size such as ``"12G"``, of all that the process holds: layers that do not fit are read while
+            they are used (:mod:`paceline.engines.streaming`); ``None`` for what is free, where the weights alone are
+            more than that. Only ``llama_cpp``, on a CPU under Linux.
+        stream: ``False`` leaves it to the system to read weights that do not fit.
+        rollback: whether tokens must be taken back, as verifying drafts needs; without, recurrent models run too.
+        dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
+        model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
+            (:mod:`paceline.models.sampling_defaults`).
+        verbose: let the engine print what it has to say.
+        other_memory: what else the process is to hold of ``memory``. Only ``llama_cpp``.
+        rows_read: of a model that only drafts, most rows of a pass whose logits are read; passes are no wider than
+            reading a prompt takes then. ``None`` is for a target. Only ``llama_cpp``, on a CPU.
+        own_weights: weights are copied to memory of the process, from which nothing else can push them out. Under
+            ``torch_hf`` they always are.
+        repack: weights may be laid out anew for faster kernels, in memory of the process. Only ``llama_cpp``.
+        draft_vocab: of a draft model, :attr:`DraftOptions.vocab`.
+        draft_map: of a draft model, :attr:`DraftOptions.token_map`.
+    """
+
+    path: str | Path = field(
+        metadata=described(
+            _OPTION(
+                kind="other",
+                variable="MODEL",
+                flags=("-m", "--model"),
+                help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
+                "[dim]\\[embedded pair][/dim]",
+                metavar="MODEL",
+            )
+        )
+    )
+    engine: EngineName | None = setting(
+        None,
+        _OPTION(
+            kind="choice",
+            optional=True,
+            words={name: name for name in ENGINE_NAMES},
+            flags=("--engine",),
+            help="Engine for both models. [dim]\\[by file][/dim]",
+        ),
+    )
+    context_length: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-c", "--ctx-size"),
+            help="Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
+        ),
+    )
+    context_may_shrink: bool = False
+    gpu_layers: int = setting(
+        -1,
+        _OPTION(
+            kind="whole",
+            flags=("-ngl", "--gpu-layers", "--n-gpu-layers"),
+            help="Target layers to put on GPUs; -1 for all.",
+        ),
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        _OPTION(
+            kind="texts",
+            separator=",",
+            flags=("-dev", "--device"),
+            help="Devices for the target, with commas; 'none' is the CPU.",
+            metavar="DEV[,...]",
+        ),
+    )
+    override_tensors: tuple[tuple[str, str], ...] = setting(
+        (),
+        _OPTION(
+            kind="other",
+            parse=_parse_overrides,
+            separator=",",
+            flags=("-ot", "--override-tensor"),
+            repeated=True,
+            help="Place the target's tensors that match a pattern.",
+            metavar="PATTERN=BUFFER[,...]",
+        ),
+    )
+    threads: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-t", "--threads"),
+            help="CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
+        ),
+    )
+    threads_batch: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-tb", "--threads-batch"),
+            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
+        ),
+    )
+    flash_attention: bool | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            words={"on": True, "off": False, "auto": None},
+            flags=("-fa", "--flash-attn"),
+            help="Fused attention; on a CPU, auto measures which is faster when a model is first loaded.",
+        ),
+    )
+    exact: bool = setting(
+        False,
+        _OPTION(
+            kind="truth",
+            flags=("--exact",),
+            help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the "
+            "text is that of --exact without drafts. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts "
+            "are chains.",
+        ),
+    )
+    memory: int | str | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            optional=True,
+            flags=("--memory",),
+            help="All that the process may hold, such as 12G: layers that don't fit are read while they are used. "
+            "[dim]\\[what is free, for weights that are more than that][/dim]",
+            metavar="SIZE",
+        ),
+    )
+    stream: bool | None = setting(
+        None,
+        _OPTION(
+            kind="choice",
+            optional=True,
+            words={"auto": None, "off": False},
+            flags=("--stream",),
+            help="Whether weights that don't fit are read while they are used; off leaves that to the system.",
+        ),
+    )
+    max_sequences: int = setting(
+        1,
+        _OPTION(
+            kind="whole",
+            counted="{} sequences",
+            low=1,
+            flags=("-np", "--parallel"),
+            help="Requests the engines hold at once.",
+        ),
+    )
+    cells: int | None = None
+    branches: int | None = None
+    rollback: bool = True
+    dtype: DType | None = setting(
+        None,
+        _OPTION(
+            kind="choice",
+            optional=True,
+            words={name: name for name in DTYPES},
+            flags=("--dtype",),
+            help="Weights' type under torch_hf.",
+        ),
+    )
+    model_defaults: bool = setting(
+        True,
+        Option(
+            kind="truth",
+            flags=("--no-model-defaults",),
+            negated=True,
+            help="Leave aside what the model says about sampling: in GGUF metadata, or generation_config.json.",
+            panel="Sampling",
+        ),
+    )
+    verbose: bool = setting(
+        False,
+        Option(
+            kind="truth",
+            flags=("-v", "--verbose"),
+            help="Let the engine log to stderr.",
+            panel="Prompt and output",
+        ),
+    )
+    other_memory: OtherMemory = NO_OTHER_MEMORY
+    rows_read: int | None = None
+    own_weights: bool = False
+    repack: bool = True
+    draft_vocab: DraftVocab = "auto"
+    draft_map: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        take_values(self)
+        for name, lowest, highest in (
+            ("context_length", 1, _INT32_MAX),
+            ("cells", 1, _INT32_MAX),
+            ("rows_read", 1, 1 << 16),
+            ("gpu_layers", -1, _INT32_MAX),
+            ("threads", 1, 512),
+            ("threads_batch", 1, 512),
+        ):
+            check_range(name, getattr(self, name), lowest, highest)
+        if self.memory is not None:
+            with blame("memory"):
+                check_range("memory", memory_bytes(self), 1, 2**63 - 1)
+            if self.stream is False:
+                raise InputError(
+                    "`memory` is for weights that are streamed, and `stream=False` streams none: give one",
+                    field="memory",
+                )
+        if self.draft_vocab not in DRAFT_VOCABS:
+            there_are = ", ".join(DRAFT_VOCABS)
+            raise InputError(f"unknown draft_vocab {self.draft_vocab!r}: choose from {there_are}", field="draft_vocab")
+        with blame("draft_map"):
+            check_pairs(self.draft_map, self.draft_vocab)
+        if self.flash_attention not in (None, True, False):
+            # "off", as the command line has it, would be taken for true.
+            raise InputError(
+                f"flash_attention is {self.flash_attention!r}: give True, False, or None for either",
+                field="flash_attention",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What a draft model may have otherwise than its target; it runs as its target does in all else.
+
+    Attributes:
+        path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named. The text
+            ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.conversion.own_draft`).
+        context_length: tokens it sees; 0 is all that it was made for. ``None`` is the target's, twice that where its
+            drafts are translated, and no more than it was made for.
+        gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
+        devices: devices to use, by the engine's names; empty for all there are.
+        threads: CPU threads for passes of one row; ``None`` as the target's. Only ``llama_cpp``.
+        threads_batch: CPU threads for wider passes; ``None`` for ``threads``, or as the target's where that is not
+            given either. Only ``llama_cpp``.
+        vocab: whether its token ids are the target's (``same``), or what it says is put into the target's tokens
+            (``translate``); ``auto`` is the first where the vocabularies fit, and else the second.
+        token_map: tokens that stand for one another where drafts are translated, each as ``DRAFT=TARGET`` by their
+            spellings, such as ``<|im_start|>=<start_of_turn>``. Most control tokens are found without.
+    """
+
+    path: str | Path | None = setting(
+        None,
+        _OPTION(
+            kind="other",
+            variable="MODEL",
+            flags=("-md", "--model-draft", "--spec-draft-model"),
+            help="Draft model with mostly the same tokens; self is the target, quantised smaller.",
+            metavar="MODEL",
+        ),
+    )
+    context_length: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            called="`DraftOptions.context_length`",
+            optional=True,
+            flags=("-cd", "--ctx-size-draft", "--spec-draft-ctx-size"),
+            help="Context of the draft; 0 is all of its own. "
+            "[dim]\\[as -c, twice that if translated, or its own if less][/dim]",
+        ),
+    )
+    gpu_layers: int = setting(
+        -1,
+        _OPTION(
+            kind="whole",
+            flags=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+            help="Draft layers to put on GPUs; -1 for all.",
+        ),
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        _OPTION(
+            kind="texts",
+            separator=",",
+            flags=("-devd", "--device-draft", "--spec-draft-device"),
+            help="Devices for the draft.",
+            metavar="DEV[,...]",
+        ),
+    )
+    threads: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-td", "--threads-draft", "--spec-draft-threads"),
+            help="CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
+        ),
+    )
+    threads_batch: int | None = setting(
+        None,
+        _OPTION(
+            kind="whole",
+            optional=True,
+            flags=("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch"),
+            help="CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
+        ),
+    )
+    vocab: DraftVocab = setting(
+        "auto",
+        _OPTION(
+            kind="choice",
+            called="`DraftOptions.vocab`",
+            words={name: name for name in DRAFT_VOCABS},
+            flags=("--draft-vocab",),
+            help="Whether the draft's tokens are the target's (same), or are translated; auto finds out.",
+            metavar="|".join(DRAFT_VOCABS),
+        ),
+    )
+    token_map: tuple[str, ...] = setting(
+        (),
+        _OPTION(
+            kind="texts",
+            called="`DraftOptions.token_map`",
+            variable="MAP",
+            repeated=True,
+            flags=("--draft-map",),
+            help="A control token of a translated draft, and the target's that it stands for.",
+            metavar="DRAFT=TARGET",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        take_values(self)
+        with blame("token_map"):
+            check_pairs(self.token_map, self.vocab)
+        if self.context_length != 0:
+            _check_draft_context(self.context_length)
+
+    def beside(self, target: ModelOptions) -> ModelOptions:
+        """Return how to run the draft model of a target.
+
+        On another engine, what is said of the target in terms of its own (``flash_attention``, ``threads_batch``,
+        ``dtype``) is left out.
+
+        Raises:
+            InputError: no model is named, or its own context is asked for, which it does not say or is too short to
+                draft in.
+            CapabilityError: the draft's threads are given, and its engine has none of its own.
+            ModelFileError: there is no such model.
+        """
+        if self.path is None:
+            raise InputError("no draft model is named: give one (`draft`)")
+        # What is quantised smaller is all else that its target is.
+        like = target.path if names_own_draft(self.path) else self.path
+        context_length = self.context_length
+        if context_length == 0:
+            context_length = own_context(like, "`DraftOptions.context_length`")
+            _check_draft_context(context_length)
+        engine = target.engine or engine_for(Path(like))
+        has_own_threads = (self.threads, self.threads_batch) != (None, None)
+        if has_own_threads and engine == "torch_hf":
+            raise CapabilityError(
+                "threads of the draft (`DraftOptions.threads`) mean nothing to torch_hf: give those of both (`threads`)"
+            )
+        if engine != (target.engine or engine_for(Path(target.path))):
+            target = dataclasses.replace(target, threads_batch=None, flash_attention=None, dtype=None)
+        return dataclasses.replace(
+            target,
+            path=self.path,
+            context_length=target.context_length if context_length is None else context_length,
+            context_may_shrink=context_length is None,
+            gpu_layers=self.gpu_layers,
+            devices=self.devices,
+            override_tensors=(),
+            threads=target.threads if self.threads is None else self.threads,
+            threads_batch=self.threads_batch if has_own_threads else target.threads_batch,
+            # Whatever a draft model says, the text is the target's.
+            exact=False,
+            # The tree it grows is a chain to it.
+            branches=0,
+            # A draft model that ran out of room would draft nothing.
+            cells=None,
+            # It is made for memory: every level of a draft would read it again.
+            memory=None,
+            stream=False,
+            draft_vocab=self.vocab,
+            draft_map=self.token_map,
+        )
+
+
+def memory_bytes(options: ModelOptions) -> int | None:
+    """Return what the process may hold, in bytes."""
+    return parse_bytes(options.memory) if isinstance(options.memory, str) else options.memory
+
+
+def own_context(path: str | Path, asked_by: str) -> int:
+    """Return all the context that a model was made for, in tokens.
+
+    Args:
+        path: of the model.
+        asked_by: the option that asks for it by a 0, for the message.
+
+    Raises:
+        InputError: the model does not say what it was made for.
+        ModelFileError: the model cannot be read.
+    """
+    trained = describe(Path(path)).context_length
+    if trained is None:
+        raise InputError(f"{asked_by} 0 is the model's own context, and {path} names none: give a number of tokens")
+    return trained
+
+
+def _check_draft_context(length: int | None) -> None:
+    if length is not None and length < _MIN_DRAFT_CONTEXT:
+        raise InputError(
+            f"`DraftOptions.context_length` {length}: the least is {_MIN_DRAFT_CONTEXT}, a token "
+            "that was said and one that is drafted "
+            "after it; 0 takes the draft model's own context",
+            field="context_length",
+        )
+
+
+def engine_for(path: Path) -> EngineName:
+    """Return the engine that runs a model file or folder.
+
+    Raises:
+        ModelFileError: there is nothing at ``path``, or it is neither kind of model.
+    """
+    if path.is_dir():
+        check_model_folder(path)
+        return "torch_hf"
+    if not path.exists():
+        raise ModelFileError(f"there is no file {path}: give the path of a GGUF file or a Hugging Face model folder")
+    return "llama_cpp"
