@@ -15,9 +15,9 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serving.connections import AcceptingServer
+from paceline.serving.connections import AcceptingServer, socket_options
 from paceline.serving.middleware import with_security
-from paceline.serving.security import SecuritySettings, get_namespace, socket_options
+from paceline.serving.security import SecuritySettings, get_namespace
 from tests.timing import WAIT_S
 
 T = TypeVar("T")

@@ -22,10 +22,10 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer
 from paceline.serving.app import create_app
-from paceline.serving.connections import AcceptingServer
+from paceline.serving.connections import AcceptingServer, socket_options
 from paceline.serving.deployment import bind, server_url
 from paceline.serving.model_host import ModelHost, ServedModel
-from paceline.serving.security import SecuritySettings, socket_options
+from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from tests.chat.conversing import CHATML
 from tests.serving.scripted import scripted_model

@@ -10,8 +10,8 @@ import h11
 import pytest
 from starlette.types import Message
 
+from paceline.serving.connections import _CarefulConnection
 from paceline.serving.event_stream import EventStream
-from paceline.serving.http_protocol import _CarefulConnection
 from tests.timing import WAIT_S
 
 SCOPE: Final[dict[str, Any]] = {"type": "http", "method": "POST"}

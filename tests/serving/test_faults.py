@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from paceline.server_options import ServerOptions
 from paceline.serving import deployment as running
+from paceline.serving.connections import CarefulProtocol
 from paceline.serving.event_stream import EventStream
-from paceline.serving.http_protocol import CarefulProtocol
 from paceline.serving.json_bodies import read_json
 from paceline.serving.response_formats import list_probabilities
 from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, TemplateBody

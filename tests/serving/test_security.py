@@ -16,9 +16,10 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.core.errors import InputError
+from paceline.serving.connections import socket_options
 from paceline.serving.json_bodies import read_json
 from paceline.serving.middleware import with_security
-from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, get_namespace, socket_options
+from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, get_namespace
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, feed, http_scope, run, serving
 from tests.serving.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
 from tests.timing import WAIT_S, LoopTime

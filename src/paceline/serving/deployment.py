@@ -25,8 +25,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from paceline.core.errors import InputError
-from paceline.serving.connections import AcceptingServer
-from paceline.serving.security import SecuritySettings, is_socket_path, socket_options
+from paceline.serving.connections import AcceptingServer, socket_options
+from paceline.serving.security import SecuritySettings, is_socket_path
 from paceline.serving.server import Server
 
 BACKLOG: Final = 256

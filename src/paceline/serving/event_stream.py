@@ -1,6 +1,6 @@
 """Answers whose client may leave: waited for, or sent while they are written. What is done at their end is always done.
 
-How long a client may leave unread what was sent is the connection's matter (``http_protocol.py``). A limit here would
+How long a client may leave unread what was sent is the connection's matter (``connections.py``). A limit here would
 be a timer for each event, which costs a fifth of what sending it does.
 """
 

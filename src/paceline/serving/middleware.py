@@ -37,8 +37,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.serving.connections import LINGER_S
 from paceline.serving.errors import RefusedError, error_response, shorten
-from paceline.serving.http_protocol import LINGER_S
 from paceline.serving.json_bodies import MAX_VALUES
 from paceline.serving.logs import RequestLog
 from paceline.serving.security import (

@@ -14,14 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
-from paceline.serving.http_protocol import protocol_with_limits
 
 _NAMESPACE_BYTES: Final = 16
 
@@ -360,20 +359,3 @@ def open_warning(hosts: Iterable[str], has_keys: bool) -> str | None:
         f"other machines can reach this server at {', '.join(reachable)}, and it asks for no key: "
         "give --api-key or --api-key-file, or listen at 127.0.0.1 (--host)"
     )
-
-
-def socket_options(settings: SecuritySettings) -> dict[str, Any]:
-    """Return what :class:`uvicorn.Config` has to be given beside the application and the address."""
-    options: dict[str, Any] = {
-        "http": protocol_with_limits(settings.max_header_bytes, settings.header_timeout_s, settings.read_timeout_s),
-        "ws": "none",
-        # Of headers the protocol tells first; this is for what else may be incomplete, as trailers.
-        "h11_max_incomplete_event_size": settings.max_header_bytes,
-        # uvicorn's own log has query strings, and with them keys.
-        "access_log": False,
-        "server_header": False,
-        "proxy_headers": False,
-    }
-    if settings.tls is not None:
-        options |= {"ssl_keyfile": str(settings.tls.key), "ssl_certfile": str(settings.tls.certificate)}
-    return options
