@@ -27,11 +27,9 @@ class VirtualClock:
         self._now_s = 0.0
 
     def now_s(self) -> float:
-        """Return the virtual time in seconds."""
         return self._now_s
 
     def advance(self, duration_s: float) -> None:
-        """Move time forward by ``duration_s`` seconds, which must not be negative."""
         if duration_s < 0:
             raise ValueError(f"time cannot go back by {-duration_s} s")
         self._now_s += duration_s

@@ -68,9 +68,8 @@ class ConstraintKeeper:
     An answer keeps to the grammar from its beginning, or from where the reasoning that it begins with is closed: the
     token after a marker of the end is under the grammar, though both may be drafts of one round.
 
-    States along the latest history are kept. Another one is compared with that, token by token, and is followed only
-    from where the two part; the beginning of the latest has its states already. So what is said depends on the history
-    alone.
+    States along the latest history are kept. Another history is compared with the latest, token by token, and read only
+    from where the two part. So what is said depends on the history alone.
 
     Args:
         start: the state at the beginning.
@@ -95,9 +94,6 @@ class ConstraintKeeper:
 
     def mask(self, history: Sequence[int]) -> BoolArray | None:
         """Return ``[vocab]`` which tokens may follow; ``None`` where an answer reasons, and any may.
-
-        Args:
-            history: all tokens before it, the prompt and drafted ancestors included.
 
         Raises:
             ConstraintError: no token may follow.
@@ -141,12 +137,7 @@ class ConstraintKeeper:
             return ()
 
     def allowed_nodes(self, tree: DraftTree, history: Sequence[int]) -> list[int]:
-        """Return the drafted nodes that may follow, and whose parents may.
-
-        Args:
-            tree: the drafts.
-            history: all tokens up to and including the root.
-        """
+        """Return the drafted nodes that may follow, and whose parents may; ``history`` ends with the root."""
         kept = {ROOT}
         for node in range(ROOT + 1, len(tree)):
             parent = tree.parents[node]
@@ -172,7 +163,6 @@ class ConstraintKeeper:
         return self._opening[written:]
 
     def _state(self, history: list[int]) -> Constraint | None:
-        """Return the state after a history; ``None`` where the answer reasons."""
         begin = self._num_prompt if self._reasoning is None else self._reasoning.first_end(history)
         if begin is None:
             return None

@@ -18,10 +18,7 @@ _starting = threading.Lock()
 def with_deep_stack(work: Callable[[], T]) -> T:
     """Return what ``work`` returns, or raise what it raises.
 
-    Nothing can end a thread, so that nobody goes on without the work either: it has to be bounded by itself.
-
-    Args:
-        work: what to do.
+    Nothing can end a thread from outside, so ``work`` has to be bounded by itself.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -41,7 +38,7 @@ def with_deep_stack(work: Callable[[], T]) -> T:
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start a thread with a large stack: its size is a setting of the process, and read at a start."""
+    """Start a thread with a large stack, whose size is a setting of the process that is read at a start."""
     with _starting:
         before = threading.stack_size()
         with suppress(ValueError):

@@ -7,12 +7,9 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.8) -> str | None:
-    """Return the known name that is spelled most like another one, whatever the case; ``None`` where none is near.
+    """Return the known name that is spelled most like this one, whatever the case; ``None`` where none is near.
 
-    Args:
-        name: that there is not.
-        known: names that there are.
-        cutoff: least share of characters that both have in order, 0 to 1.
+    ``cutoff`` is the least share of characters that both have in order, 0 to 1.
     """
     # Of names that differ in their case alone, the first.
     spelled: dict[str, str] = {}
@@ -27,7 +24,7 @@ def no_such_option(name: str, known: Iterable[str], way_out: str, *, others: Ite
 
     Args:
         name: as it was written, without its value.
-        known: names of the options that there are.
+        known: options that there are.
         way_out: what to say where none of them is near.
         others: names that are taken, too, but less likely meant.
     """

@@ -85,7 +85,6 @@ def judge_divergence(
     the margin is below twice the difference, or a truncation keeps one of the tokens in one row only.
 
     Args:
-        index: index into the answers.
         plain_row: the row plain decoding drew from.
         speculative_row: the row speculative decoding drew from.
         sampler: of the request that both answer; it knows how many tokens of ``history`` are the prompt.

@@ -102,7 +102,6 @@ def compute_logprob(
     """Return the log-probability of an emitted token, computed in float64.
 
     Args:
-        token_id: the token.
         logits: ``[vocab]`` the row that it was chosen by; not changed.
         history: all tokens before it, drafted ancestors included (may be empty if ``sampler.reads_history`` is false).
         sampler: the request's own; asked only for probabilities after all processors. Greedy decoding and a reasoning

@@ -12,15 +12,9 @@ _LONGEST_SHOWN: Final = 60
 
 
 def whole_number(value: object, name: str, error: type[InputError] = InputError) -> int:
-    """Return a whole number as ``int``: an ``int``, or what says of itself that it is one, such as ``numpy.int64``.
+    """Return an ``int``, or what says of itself that it is one, such as ``numpy.int64``; raise ``error`` otherwise.
 
-    Args:
-        value: what was given.
-        name: what it is, for the message.
-        error: what to raise.
-
-    Raises:
-        InputError: the value is something else; a float is refused even where it is whole.
+    A float is refused even where it is whole. ``name`` is what the message calls the value.
     """
     if not _is_truth_value(value):
         try:
@@ -31,16 +25,7 @@ def whole_number(value: object, name: str, error: type[InputError] = InputError)
 
 
 def token_ids(value: object, name: str, error: type[InputError] = InputError) -> tuple[int, ...]:
-    """Return token ids as a tuple of ``int``: what can be iterated for whole numbers of 0 or more.
-
-    Args:
-        value: what was given.
-        name: what they are, for the message.
-        error: what to raise.
-
-    Raises:
-        InputError: the value is something else.
-    """
+    """Return token ids as a tuple of ``int``: what can be iterated for whole numbers of 0 or more."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise error(f"{name} is {shown(value)}: give a sequence of token ids")
     numbers = tuple(whole_number(number, f"a token id in {name}", error) for number in value)
@@ -51,15 +36,9 @@ def token_ids(value: object, name: str, error: type[InputError] = InputError) ->
 
 
 def real_number(value: object, name: str, error: type[InputError] = InputError) -> float:
-    """Return a number as ``float``: a ``float``, an ``int``, or what can be taken for one, such as ``numpy.float32``.
+    """Return a ``float``, an ``int``, or what can be taken for one, such as ``numpy.float32``, as ``float``.
 
-    Args:
-        value: what was given.
-        name: what it is, for the message.
-        error: what to raise.
-
-    Raises:
-        InputError: the value is something else, or an ``int`` beyond every ``float``.
+    An ``int`` beyond every ``float`` is refused.
     """
     # Strings have no such method: float() reads them, too.
     if not _is_truth_value(value) and (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -71,11 +50,7 @@ def real_number(value: object, name: str, error: type[InputError] = InputError) 
 
 
 def truth_value(value: object, name: str, error: type[InputError] = InputError) -> bool:
-    """Return a truth value as ``bool``: a ``bool`` or numpy's.
-
-    Raises:
-        InputError: the value is something else, such as the text "false", which Python takes for true.
-    """
+    """Return a ``bool``, or numpy's, as ``bool``: the text "false" is refused, which Python takes for true."""
     if _is_truth_value(value):
         return bool(value)
     raise error(f"{name} is {shown(value)}; give True or False")

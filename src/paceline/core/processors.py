@@ -44,7 +44,6 @@ class Candidates:
     owned: bool
 
     def keep(self, indices: Int64Array) -> Candidates:
-        """Return the candidates at ``indices`` (ascending)."""
         ids = indices if self.ids is None else self.ids[indices]
         return Candidates(ids, self.logits[indices], owned=True)
 
@@ -61,7 +60,6 @@ Processor: TypeAlias = Callable[[Candidates, Sequence[int]], Candidates]
 
 
 def build_processors(params: SamplingParams) -> list[Processor]:
-    """Return the processors that ``params`` switch on, in their stated order."""
     factories: dict[str, Callable[[SamplingParams], Processor | None]] = {
         "logit_bias": _logit_bias,
         "penalties": _penalties,

@@ -83,11 +83,9 @@ class ReasoningBudget:
 
 
 class _Turn(NamedTuple):
-    """A place where reasoning was opened or closed.
+    """A place where reasoning was opened or closed: after ``position`` tokens, which alone decide it.
 
-    Attributes:
-        position: number of tokens before it; what it is depends on these alone.
-        opens: whether reasoning is open from here on.
+    ``opens`` says whether reasoning is open from here on.
     """
 
     position: int
@@ -139,11 +137,7 @@ class BudgetKeeper:
         return True
 
     def forced(self, history: Sequence[int]) -> int | None:
-        """Return the token that has to follow; ``None`` where the choice is free.
-
-        Args:
-            history: all tokens before it, the prompt and drafted ancestors included.
-        """
+        """Return the token that has to follow; ``None`` where the choice is free."""
         length = len(history)
         if length < self._shortest:
             return None

@@ -155,12 +155,7 @@ class FewCandidates:
         return is_cut and is_usual and not params.greedy
 
     def best(self, candidates: Candidates, position: int) -> tuple[int, float] | None:
-        """Return the token with the best score, and its score less that of the next; ``None`` where that is not clear.
-
-        Args:
-            candidates: after all processors before truncation.
-            position: absolute position of the token.
-        """
+        """Return the best token, and its score less that of the next; ``None`` where rounding may decide."""
         logits, temperature = candidates.logits, self._temperature
         top = float(logits[logits.argmax()])
         # What rounding adds to logits that are divided and subtracted, and to probabilities, with room to spare.
@@ -278,7 +273,6 @@ class RowSampler:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the answer keeps to a constraint."""
         return self._constraint is not None
 
     @property
@@ -286,11 +280,7 @@ class RowSampler:
         return self._keeper is not None and self._keeper.may_force
 
     def end_reasoning(self, history: Sequence[int]) -> bool:
-        """Have the reasoning that is open after ``history`` closed from there on, if one is; return whether one is.
-
-        Args:
-            history: all tokens so far, none of them a draft; those of later rows begin with them.
-        """
+        """Have the reasoning that is open after ``history`` closed from there on, if one is; return whether one is."""
         if self._keeper is None or not self._keeper.end(history):
             return False
         self._plain_argmax = False
@@ -309,20 +299,11 @@ class RowSampler:
         return None if self._constraint is None else self._constraint.allowed(history)
 
     def allowed_nodes(self, tree: DraftTree, history: Sequence[int]) -> list[int]:
-        """Return the drafted nodes that the constraint allows, and whose parents it allows; all without one.
-
-        Args:
-            tree: the drafts.
-            history: all tokens up to and including the root.
-        """
+        """Return the drafted nodes that the constraint allows, and whose parents it allows."""
         return list(range(1, len(tree))) if self._constraint is None else self._constraint.allowed_nodes(tree, history)
 
     def mask(self, logits: FloatArray, history: Sequence[int]) -> FloatArray:
-        """Return a row ``[vocab]`` with ``-inf`` for what the constraint forbids; the row itself where any may follow.
-
-        Raises:
-            ConstraintError: no token of the row may follow.
-        """
+        """Return a row ``[vocab]`` with ``-inf`` for what the constraint forbids; the row itself if that is nothing."""
         mask = None if self._constraint is None else self._constraint.mask(history)
         if mask is None:
             return logits
@@ -369,13 +350,9 @@ class RowSampler:
     def best(
         self, logits: FloatArray, position: int, history: Sequence[int], *, margin: bool = True
     ) -> tuple[int, float]:
-        """Return what a row emits, and its score less the best score of any other token.
+        """Return what a row ``[vocab]`` emits, and its score less the best score of any other token.
 
-        Args:
-            logits: ``[vocab]``.
-            position: absolute position of the token.
-            history: all tokens before it.
-            margin: without, the margin may be anything.
+        Without ``margin`` that may be anything.
         """
         if self._few is not None and self.forced(history) is None:
             candidates = Candidates(None, logits, owned=False)
@@ -422,11 +399,10 @@ class RowSampler:
         return [self._best(self.perturb(candidates, position), position)[0]]
 
     def ranked_with_margins(self, candidates: Candidates, position: int, count: int) -> list[tuple[int, float]]:
-        """Return what :meth:`ranked` does, each with its score less the best score of any other token.
+        """Return what :meth:`rank` does, each with its score less the best score of any other token.
 
-        That is positive for the first unless it ties, at most 0 for the runners-up, and ``inf`` for a candidate
-        without others. The tail counts as one of the others only where it comes out itself: summing it up for a
-        margin would cost more than the margin is worth.
+        That is positive for the first unless it ties, at most 0 for the runners-up, and ``inf`` for a candidate without
+        others. The tail counts as another token only where it comes out itself: a margin is not worth summing it up.
         """
         if count > 1:
             scored = self._ranked_scores(candidates, position, count)
@@ -493,11 +469,7 @@ def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> F
 
 
 def finite_top(logits: FloatArray) -> float:
-    """Return the largest logit.
-
-    Raises:
-        EngineError: it is not a finite number.
-    """
+    """Return the largest logit, or raise ``EngineError`` where it is not a finite number."""
     top = float(logits.max())
     if not math.isfinite(top):
         raise _not_numbers(top)
@@ -523,7 +495,6 @@ def _largest_other(values: FloatArray, index: int) -> float:
 
 
 def token_at(candidates: Candidates, index: int) -> int:
-    """Return the token id of the candidate at ``index``."""
     return index if candidates.ids is None else int(candidates.ids[index])
 
 

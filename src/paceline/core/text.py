@@ -118,7 +118,7 @@ def spelled_bytes(data: bytes) -> str:
 
 
 def _drop_hidden(pieces: Sequence[_Piece]) -> list[TextSegment]:
-    """Return the part of ``pieces`` that belongs to the answer."""
+    """Leave out the names of control tokens."""
     return [TextSegment(piece.text, piece.source) for piece in pieces if piece.shown]
 
 

@@ -98,7 +98,6 @@ class DraftTree:
         self._candidates: dict[int, list[Candidate]] = {}
 
     def __len__(self) -> int:
-        """Return the number of nodes, the root included."""
         return len(self.token_ids)
 
     @property
@@ -165,10 +164,6 @@ class DraftTree:
         """Take back what a drafter proposed below a node, and renumber what is left.
 
         A node stays that another drafter proposed too. What others proposed below a node that goes, goes with it.
-
-        Args:
-            parent: the node.
-            source: the drafter.
         """
         kept = set(range(len(self)))
         below = {parent}

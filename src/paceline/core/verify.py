@@ -143,9 +143,9 @@ def follow(
 
 
 def _before(path: Sequence[int], token_ids: Sequence[int]) -> Walk:
-    """Return a walk that came to a row which nothing can be said by: what was accepted stands.
+    """Return a walk that came to a row from which nothing can be drawn: what was accepted stands.
 
-    The last of it is the root of the next pass, where the same comes up again, as it does in plain decoding.
+    The last accepted token is the root of the next pass, where the same row comes up again, as in plain decoding.
     """
     return Walk([*path[:-1]], [*token_ids], reached_leaf=False)
 
@@ -177,7 +177,7 @@ class CoupledVerifier:
         return [Proposal(token_id, None, margin) for token_id, margin in ranked]
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
-        """Follow the target's own choices through the tree until it leaves the tree."""
+        """Follow the target's own choices through the tree until one leaves it."""
         return follow(tree, row_logits, history, self.sampler.emit, reads_history=self.sampler.reads_history)
 
 
@@ -285,8 +285,6 @@ def make_verifier(
     """Return a new verifier for one request.
 
     Args:
-        name: how drafts are judged.
-        params: how the request is sampled.
         num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
         constraint: what the answer may say; ``None`` for anything.
     """

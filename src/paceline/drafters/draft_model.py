@@ -100,7 +100,6 @@ class DraftModelDrafter(FollowingDrafter[Follower]):
     def _read(
         self, job: DraftJob, frontier: int, output: ForwardOutput, row: int
     ) -> tuple[list[Proposal], float | None]:
-        """Return what a row proposes below the frontier; see :func:`~paceline.drafters.rows.read_row`."""
         return read_row(job, frontier, self._proposable_logits(output.logits(row, 0)))
 
     def _proposable_logits(self, logits: FloatArray) -> FloatArray:

@@ -65,13 +65,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The draft's rows of one request in one pass, borrowed until the next pass.
-
-    Attributes:
-        output: of the pass.
-        step: of the request in that pass.
-        count: rows of that step.
-    """
+    """The draft's rows of one request in one pass, ``count`` of them, borrowed until the next pass."""
 
     output: ForwardOutput
     step: int
@@ -151,20 +145,14 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
 
     @abstractmethod
     def _propose(self, job: DraftJob, follower: FollowerT, rows: Rows) -> bool:
-        """Add the proposals of the latest row below the frontier, and say what is fed next.
+        """Add the proposals of the latest row below the frontier; return whether the chain can go on.
 
-        Args:
-            job: whose tree grows.
-            follower: says how the draft follows the request; ``frontier`` and ``drafted`` are set here.
-            rows: of the pass that fed what is there.
-
-        Returns:
-            Whether the chain can go on.
+        Sets ``frontier`` and ``drafted``, which is fed next.
         """
 
     @abstractmethod
     def _num_kept(self, follower: FollowerT, commit: Commit) -> int:
-        """Return how many of the fed drafts a round has made part of the text, and are worth keeping in the cache."""
+        """Return how many of the fed drafts became text in a round, and are worth keeping in the cache."""
 
     def _catch_up_text(self, follower: FollowerT, request: Request) -> bool:
         """Bring ``follower.text`` up to the request's; return whether a draft can start from its end."""
@@ -181,7 +169,6 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
     # --- the drafter's contract ---------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> None:
-        """Remember the request; nothing is fed before the policy asks for drafts."""
         self._followers[request.id] = self._follow(request)
 
     def unread(self, request: Request) -> int:
@@ -228,13 +215,11 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         ]
 
     def observe(self, request: Request, commit: Commit) -> None:
-        """Keep the accepted tokens that are in the draft's cache, drop the other drafts."""
         follower = self._followers[request.id]
         if follower.tree is not None:
             self._end_round(follower, self._num_kept(follower, commit))
 
     def end(self, request: Request) -> None:
-        """Give the request's sequence back to the pool."""
         follower = self._followers[request.id]
         if follower.sequence is None:
             # An interrupt may have come between the handle's birth and its reaching the follower.
@@ -245,7 +230,6 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         del self._followers[request.id]
 
     def close(self) -> None:
-        """Close the draft engine."""
         self._followers.clear()
         self.pool.drop_all()
         self.engine.close()
@@ -288,7 +272,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         return max(length - self._num_fresh, 0) if is_of_use else 0
 
     def _look_again(self) -> None:
-        """Forget what the pool held: it has changed."""
+        """Forget what the pool held, which has changed."""
         for follower in self._followers.values():
             follower.at_hand = None
 
@@ -315,11 +299,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         return True
 
     def _feed(self, open_jobs: Sequence[tuple[DraftJob, FollowerT]]) -> list[Rows]:
-        """Feed the latest drafted token of every job, or before any was drafted what the cache lacks of the text.
-
-        Returns:
-            The rows of each job in the last pass.
-        """
+        """Feed the latest drafted token of every job, or before any was drafted what the cache lacks of the text."""
         capabilities = self.engine.capabilities
         while True:
             room = capabilities.max_rows

@@ -66,7 +66,6 @@ class Habits:
         self._altogether: dict[int, int] = {}
 
     def add(self, before: int, token_id: int) -> None:
-        """Count a token that was said in a narrow place, and the token before it."""
         # What was said last stands last, so that the oldest goes first and of equals the latest is guessed.
         followers = self._after.pop(before, {})
         self._after[before] = followers
@@ -97,7 +96,6 @@ class GrammarDrafter:
         self._own: dict[int, Habits] = {}
 
     def begin(self, request: Request) -> None:
-        """Begin to take note of what the answer does."""
         self._own[request.id] = Habits()
 
     def unread(self, request: Request) -> None:
@@ -129,16 +127,14 @@ class GrammarDrafter:
                     habits.add(history[length - 1], history[length])
 
     def end(self, request: Request) -> None:
-        """Forget what the answer did by itself."""
         self._own.pop(request.id, None)
 
     def close(self) -> None:
-        """Forget everything."""
         self._own.clear()
         self._of_all = Habits()
 
     def _next(self, request: Request, history: list[int]) -> list[tuple[int, Evidence]]:
-        """Return what to propose after a history: all that is forced, or one token by habit."""
+        """Return what to propose after a history: all that is forced, or one habitual token."""
         sampler = request.verifier.sampler
         allowed = _narrow(sampler, history)
         if allowed is None:

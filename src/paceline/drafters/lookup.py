@@ -207,7 +207,6 @@ class LookupDrafter:
         self._histories: dict[int, _History] = {}
 
     def begin(self, request: Request) -> None:
-        """Remember the request; its text is read when it first drafts."""
         self._histories[request.id] = _History(self._longest_match, self._min_match)
 
     def unread(self, request: Request) -> None:
@@ -232,9 +231,7 @@ class LookupDrafter:
         """Nothing to do: the text is read when it is next needed."""
 
     def end(self, request: Request) -> None:
-        """Forget the request."""
         del self._histories[request.id]
 
     def close(self) -> None:
-        """Forget all requests."""
         self._histories.clear()

@@ -28,11 +28,7 @@ DRAFTER_NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 
 @blame("drafters")
 def check_drafter_names(names: Sequence[str]) -> None:
-    """Raise unless every name is a drafter's and none comes twice.
-
-    Raises:
-        InputError: with the name and the choices.
-    """
+    """Raise unless every name is a drafter's and none comes twice."""
     if isinstance(names, str):
         raise InputError(f"drafters {names!r} is a text: give a list of names, such as [{names!r}]")
     for index, name in enumerate(names):
@@ -55,9 +51,6 @@ def build_drafters(
     """Build drafters in the order named; the first to propose a token owns it.
 
     Args:
-        names: of the drafters.
-        target: whose tokens they propose.
-        draft: the draft model.
         draft_pool: keeps what the draft model has read; by default nothing is kept.
         draft_vocab: as for :func:`relate_draft`.
         draft_map: as for :func:`relate_draft`.

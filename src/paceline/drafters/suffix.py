@@ -40,7 +40,6 @@ class SuffixAutomaton:
         self.match_length = 0
 
     def append(self, token_id: int) -> None:
-        """Add a token to the end of the text."""
         self._count(token_id)
         current = self._new_state(self._length[self._last] + 1, {}, {})
         state = self._last
@@ -128,7 +127,6 @@ class SuffixDrafter:
         self._automata: dict[int, tuple[SuffixAutomaton, int]] = {}
 
     def begin(self, request: Request) -> None:
-        """Remember the request; its text is read when it first drafts."""
         self._automata[request.id] = (SuffixAutomaton(), 0)
 
     def unread(self, request: Request) -> None:
@@ -162,11 +160,9 @@ class SuffixDrafter:
         """Nothing to do: the text is read when it is next needed."""
 
     def end(self, request: Request) -> None:
-        """Forget the request."""
         del self._automata[request.id]
 
     def close(self) -> None:
-        """Forget all requests."""
         self._automata.clear()
 
     def _follow(self, request: Request) -> SuffixAutomaton:

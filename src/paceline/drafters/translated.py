@@ -222,8 +222,6 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         """Add a token of the draft to the chain, and what else was proposed in its place beside it.
 
         Args:
-            job: whose tree grows.
-            follower: says how the draft follows the request.
             draft_id: the token, which is fed next.
             piece: bytes that it adds to what is drafted.
             proposals: target tokens for the place after the frontier; the first is the token's first one.
@@ -281,12 +279,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         return b" " if is_indentation and self._mapping.draft.joins_space else b""
 
     def _translate(self, chain: _Chain, following: bytes) -> list[int] | None:
-        """Return the target's tokens of what is drafted, but for the beginning of a character at its end.
-
-        Args:
-            chain: what is drafted.
-            following: what is known to follow.
-        """
+        """Return the target's tokens of what is drafted and known to follow, a character's beginning left out."""
         whole = chain.context + whole_characters(chain.spelled) + following
         token_ids = self._mapping.target.continuation(whole)
         if token_ids is None or not chain.context:
@@ -357,13 +350,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         return self._add(job, follower, draft_id, piece, proposals, probability)
 
     def _longer(self, cut: CutWord, row: FloatArray, own: float) -> ProjectedRow | None:
-        """Return what goes on after a cut, if that outweighs what ends there.
-
-        Args:
-            cut: the end of the text.
-            row: ``[draft vocab]`` of what follows the text before it.
-            own: of that row, the logit of the token that ends with the text.
-        """
+        """Return what goes on after a cut, if that outweighs what ends there."""
         longer_ids = self._mapping.extensions(cut.spelled)
         if not len(longer_ids) or _log_weight(row[longer_ids]) <= own:
             return None

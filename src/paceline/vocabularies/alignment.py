@@ -82,13 +82,9 @@ class Alignment:
         self._at_boundary = True
 
     def follow(self, token_ids: Sequence[int]) -> int:
-        """Go on to the end of a text, the beginning of which was followed before.
+        """Go on to the end of a text; return how many of the first :attr:`draft_ids` are what they were.
 
-        Args:
-            token_ids: the text in the target's tokens.
-
-        Returns:
-            How many of the first :attr:`draft_ids` are what they were.
+        The beginning of ``token_ids``, which are the target's, is what was followed before.
         """
         stands = len(self.draft_ids)
         if self._num_read == len(token_ids):

@@ -34,11 +34,9 @@ class TokenReach:
 
     @classmethod
     def of(cls, spellings: Iterable[bytes], *, keeps_blanks: bool = True) -> TokenReach:
-        """Return that of tokens.
+        """Measure spellings as they stand in a text, those of control tokens too.
 
-        Args:
-            spellings: of all tokens, control tokens too, as they stand in a text.
-            keeps_blanks: whether all blanks of a text are in its tokens.
+        ``keeps_blanks`` says whether all blanks of a text are in its tokens.
         """
         longest = longest_word = 1
         for spelling in spellings:

@@ -150,7 +150,7 @@ class TokenMapping:
         return ProjectedRow(row, draft_ids, first_ids, logits)
 
     def draft_id(self, piece: bytes) -> int | None:
-        """Return the draft's token of some bytes; ``None`` where it has none."""
+        """Return the draft's token of some bytes, if there is one."""
         place = bisect.bisect_left(self._sorted_bytes, piece)
         is_token = place < len(self._sorted_bytes) and self._sorted_bytes[place] == piece
         return int(self._sorted_ids[place]) if is_token else None

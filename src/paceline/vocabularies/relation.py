@@ -54,13 +54,7 @@ _MARKER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """One id that is two tokens.
-
-    Attributes:
-        token_id: the id.
-        target: spelling in the target's vocabulary.
-        draft: spelling in the draft's vocabulary.
-    """
+    """One id that is two tokens, by their spellings."""
 
     token_id: int
     target: bytes
@@ -125,7 +119,6 @@ class VocabularyRelation:
 
 
 def relate_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRelation:
-    """Compare two vocabularies id by id."""
     num_same = num_differing = num_unused = num_target_only = num_draft_only = 0
     examples: list[TokenDifference] = []
     control: list[TokenDifference] = []
