@@ -18,11 +18,7 @@ class Budget:
         self._left = steps
 
     def take(self, steps: int) -> None:
-        """Count steps, best before they are gone.
-
-        Raises:
-            SpentError: there are not so many left.
-        """
+        """Count steps, best before they are gone; raise where there are not so many left."""
         self._left -= steps
         if self._left < 0:
             raise BudgetExceededError

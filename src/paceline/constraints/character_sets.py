@@ -15,9 +15,6 @@ from paceline.constraints.gbnf_parser import Chars, Choice, Node, Ref, Repeat, S
 class CharacterSets:
     """The sets of all parts of a grammar. Parts are known by their identity, and have to be kept by others.
 
-    Args:
-        rules: the grammar.
-
     Attributes:
         follow: characters that may come after each rule.
         num_bits: of the sets: one for all characters that each class has or lacks together.
@@ -57,7 +54,6 @@ class CharacterSets:
         return self._first[id(node)]
 
     def is_nullable(self, node: Node) -> bool:
-        """Whether a part may be no text at all."""
         return id(node) in self._nullable
 
     def add(self, node: Sequence) -> None:
@@ -69,12 +65,7 @@ class CharacterSets:
             self._nullable.add(id(node))
 
     def followed(self, items: Iterable[Node], after: int) -> list[tuple[Node, int]]:
-        """Return parts that follow one another, the last one first, each with what may come after it.
-
-        Args:
-            items: the parts.
-            after: what may come after the last.
-        """
+        """Return parts that follow one another, the last one first, each with what may come after it."""
         found = []
         for item in reversed(list(items)):
             found.append((item, after))
@@ -98,7 +89,6 @@ def least_fixed_point(rules: Mapping[str, Node], *, characters: bool) -> set[int
     may be left out.
 
     Args:
-        rules: of the grammar.
         characters: whether it holds of a character and of a token.
     """
     users: dict[int, list[Node]] = {}
@@ -136,10 +126,6 @@ def transitive_unions(own: Mapping[int, int], included: Mapping[int, Collection[
 
     Sets that include one another are equal. They are found first (Gabow, 10.1016/S0020-0190(00)00051-X), so that each
     is added up once.
-
-    Args:
-        own: bits of each set.
-        included: sets that each includes.
     """
     found: dict[int, int] = {}
     number: dict[int, int] = {}

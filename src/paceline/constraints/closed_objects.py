@@ -74,7 +74,6 @@ def close_objects(schema: Any, paths: dict[int, Path]) -> None:
     """Close objects that say nothing of further properties, in place.
 
     Args:
-        schema: the schema.
         paths: where parts of it are, by their ``id``. Those of parts that are copied are added, with the same place.
 
     Raises:
@@ -107,7 +106,6 @@ class _ObjectCloser:
         self._num_joined = 0
 
     def close(self, path: Path, part: dict[str, Any]) -> None:
-        """Close one object, if it is one that has to be."""
         if not _is_joined(part):
             whole = _JoinedParts()
             self._add_own(part, whole)

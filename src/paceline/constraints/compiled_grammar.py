@@ -55,9 +55,6 @@ class _TimeAllowance:
     """The processor time that the states of one answer may take together: other answers wait meanwhile.
 
     No count of llguidance's tells how long a mask took, so that the limits are far from what honest grammars take.
-
-    Args:
-        size: number of token ids.
     """
 
     __slots__ = ("_left_s", "_state_s")
@@ -68,7 +65,6 @@ class _TimeAllowance:
 
     @property
     def is_spent(self) -> bool:
-        """Whether more was taken than the answer is due."""
         return self._left_s < 0
 
     def earn(self) -> None:
@@ -120,7 +116,6 @@ class CompiledGrammar:
         self._generation = 0
 
     def start(self) -> GrammarConstraint:
-        """Return the state in which an answer begins."""
         allowance = _TimeAllowance(self.size)
         return GrammarConstraint(self, allowance, *self.fresh(allowance))
 
@@ -130,11 +125,7 @@ class CompiledGrammar:
         return self._generation <= self.spoiled
 
     def fresh(self, allowance: _TimeAllowance) -> tuple[LLMatcher, int]:
-        """Return a start state with automata that are not spoiled, and of which generation they are.
-
-        Args:
-            allowance: pays for new ones.
-        """
+        """Return a start state with automata that are not spoiled, paid for by ``allowance``, and their generation."""
         with self._lock:
             if self.is_spoiled:
                 self._matcher = with_deep_stack(lambda: self._build_timed(allowance))
@@ -151,7 +142,7 @@ class CompiledGrammar:
             self.spoiled = max(self.spoiled, generation)
 
     def excess(self) -> ConstraintError:
-        """Return the error of an answer that takes too much."""
+        """Return the error of an answer whose grammar takes too much time or memory."""
         return ConstraintError(
             f"{self.name} takes too much time or memory at this place of the answer: give one with fewer alternatives, "
             "optional parts and counted repetitions"
@@ -164,7 +155,6 @@ class GrammarConstraint:
     A state that raised is of no further use. Each may be in another thread.
 
     Args:
-        grammar: the grammar.
         allowance: processor time of the whole answer.
         matcher: where in the grammar the answer is; nobody else may move it.
         generation: of the matcher's automata.
@@ -186,7 +176,6 @@ class GrammarConstraint:
         self._silent = 0
 
     def fork(self) -> GrammarConstraint:
-        """Return the same state, to be moved on by itself."""
         with self._allowance.spending():
             matcher = self._matcher.deep_copy()
         other = GrammarConstraint(self._grammar, self._allowance, matcher, self._generation)
@@ -195,7 +184,6 @@ class GrammarConstraint:
         return other
 
     def allows(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens may follow, one after the other."""
         with self._allowance.spending():
             return self._num_allowed(token_ids)
 
@@ -208,11 +196,6 @@ class GrammarConstraint:
         return self._matcher.validate_tokens(list(token_ids[:known]))
 
     def advance(self, token_id: int) -> None:
-        """Move the state on by a token.
-
-        Raises:
-            ConstraintError: the token may not follow here, or the grammar takes too much time or memory.
-        """
         if not 0 <= token_id < self._grammar.size or (self._mask is not None and not self._mask[token_id]):
             raise self._rejection_error(token_id)
         self._allowance.earn()
@@ -232,11 +215,7 @@ class GrammarConstraint:
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token_id else None
 
     def mask(self) -> BoolArray:
-        """Return ``[size]`` which tokens may follow, read-only.
-
-        Raises:
-            ConstraintError: no token may, or the grammar takes too much time or memory.
-        """
+        """Return ``[size]`` which tokens may follow, read-only; an error where none may."""
         if self._mask is None:
             self._check_allowance()
             with self._allowance.spending():
@@ -281,10 +260,6 @@ class GrammarConstraint:
         """Return the beginning of what has to follow, if that is long; ``None`` where it has an end soon.
 
         llguidance looks for all of it, be it millions of bytes, and no other thread of Python's runs meanwhile.
-
-        Args:
-            ahead: a state to be moved on.
-            until_s: processor time of this thread until which is looked.
         """
         found = bytearray()
         for step in range(_MAX_FORCED):

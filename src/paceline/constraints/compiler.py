@@ -228,11 +228,7 @@ class ConstraintCompiler:
             )
 
     def _first_bytes(self, source: Source, grammar: str) -> BoolArray:
-        """Return ``[256]`` which bytes a text may begin with, whatever this model can spell.
-
-        Raises:
-            ConstraintError: there is no text at all, nor the empty one.
-        """
+        """Return ``[256]`` which bytes a text may begin with, whatever this model can spell; an error without any."""
         try:
             matcher = self._start_matcher(source, _build_byte_tokenizer(), grammar)
         except ConstraintError:

@@ -16,11 +16,7 @@ _EMBEDDED = re.compile(r"%json[ \t\r\n]*")
 
 
 def _parse_float(literal: str) -> float:
-    """Return a number that JSON's readers take: Python's takes others too.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a number that JSON's readers take, or raise ``ValueError``: Python's reader takes others too."""
     value = float(literal)
     if not math.isfinite(value):
         raise ValueError(literal)
@@ -59,7 +55,6 @@ def locate_in_embedded(text: str, problem: str) -> str:
     """Return where in a schema in a grammar a problem is, as a JSON pointer; empty where that is not known.
 
     Args:
-        text: the grammar.
         problem: as llguidance says it, with the place of the expression that has the schema.
     """
     place = _PLACE.match(problem)

@@ -88,7 +88,6 @@ def parse_gbnf(text: str, token_of: Callable[[str], int]) -> dict[str, Node]:
     """Return the rules of a grammar by name.
 
     Args:
-        text: the grammar.
         token_of: returns the id of the token that a text such as ``<think>`` names, or raises ``ConstraintError``.
 
     Raises:
@@ -326,7 +325,6 @@ def _is_word(char: str) -> bool:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return what a node is made of."""
     match node:
         case Sequence():
             return node.items

@@ -61,7 +61,6 @@ def gbnf_to_lark(text: str, vocabulary: Vocabulary) -> str:
     """Return llguidance's grammar for llama.cpp's.
 
     Args:
-        text: the grammar in GBNF.
         vocabulary: the model's, for grammars that name tokens.
 
     Raises:
@@ -307,11 +306,7 @@ class _Writer:
         return self._cuts[id(node)][1]
 
     def _find_swallowing(self) -> set[int]:
-        """Return the nodes of lexemes that could swallow what follows another.
-
-        Raises:
-            SpentError: it takes too long to tell.
-        """
+        """Return the nodes of lexemes that could swallow what follows another, within the budget."""
         found: dict[int, _LexemeUse] = {}
         seen: set[str] = {"root"}
         stack: list[tuple[Node, int]] = [(self._rules["root"], self._sets.follow["root"])]

@@ -59,11 +59,9 @@ class Lexeme:
 
     @cached_property
     def is_single(self) -> bool:
-        """Whether every text is one character."""
         return not any(self.after)
 
     def union(self, places: frozenset[int]) -> int:
-        """Return the characters of places."""
         mask = 0
         for place in places:
             mask |= self.masks[place]
@@ -74,24 +72,17 @@ def build_lexeme(node: Node, rules: dict[str, Node], mask_of: Callable[[Chars], 
     """Return the automaton of a part of at most :data:`MAX_PLACES` that refers to no rule in which it is itself.
 
     Args:
-        node: the part.
-        rules: of the grammar.
         mask_of: returns the characters of a class, as bits.
-        budget: of the grammar.
 
     Raises:
         TooLargeError: too many places may come after too many others.
-        SpentError: the budget is used up.
+        BudgetExceededError: the budget is used up.
     """
     return _Builder(rules, mask_of, budget).build(node)
 
 
 def find_swallowed(shorter: Lexeme, longer: Lexeme, budget: Budget) -> int:
-    """Return characters that, after a text of the one, may be taken for more of the other; all bits if unknown.
-
-    Raises:
-        SpentError: the budget is used up.
-    """
+    """Return characters that, after a text of the one, may be taken for more of the other; all bits if unknown."""
     found = 0
     start = (shorter.first, longer.first)
     known, rest = {start}, [start]

@@ -36,7 +36,6 @@ MAX_LARK_RULES = 500
 
 
 def _schema_options(whitespace: Whitespace, *, strict: bool) -> dict[str, object]:
-    """Return how llguidance reads a schema."""
     return {"lenient": not strict, "coerce_one_of": not strict, **_WHITESPACE[whitespace]}
 
 
@@ -59,14 +58,10 @@ def max_source_bytes(source: Source) -> float:
 
 
 def build_grammar(source: Source, vocabulary: Vocabulary) -> str:
-    """Return llguidance's grammar for a source.
-
-    Args:
-        source: what is wanted.
-        vocabulary: the model's, for grammars that name tokens.
+    """Return llguidance's grammar for a source; ``vocabulary`` is for those that name tokens.
 
     Raises:
-        ConstraintError: the source says what cannot be said in llguidance's grammar, or would take too long.
+        ConstraintError: llguidance's grammar has no way to say it, or it would take too long.
     """
     match source:
         case JsonSchema():
@@ -108,13 +103,12 @@ def write_schema(schema: Any, whitespace: Whitespace = "short", *, strict: bool 
     """Return a schema as it stands in llguidance's grammar, with how it is read.
 
     Args:
-        schema: the schema.
         whitespace: where there may be space between the parts of the JSON.
         strict: have what nothing can keep an answer to refused, and not left out.
         closed: close objects that say nothing of further properties.
 
     Raises:
-        ConstraintError: it cannot be used, or would take too long.
+        ConstraintError: the schema cannot be used, or would take too long.
     """
     SchemaBudget().take(schema)
     if schema is False:

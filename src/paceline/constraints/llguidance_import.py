@@ -9,11 +9,7 @@ from paceline.core.extras import missing
 
 
 def import_llguidance() -> ModuleType:
-    """Import llguidance when it is first needed.
-
-    Raises:
-        CapabilityError: llguidance is not installed.
-    """
+    """Import llguidance when it is first needed."""
     try:
         return importlib.import_module("llguidance")
     except ImportError as error:

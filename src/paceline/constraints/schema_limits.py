@@ -65,11 +65,7 @@ class SchemaBudget:
         self._multiples: set[Fraction] = set()
 
     def take(self, schema: Any) -> None:
-        """Count a schema in.
-
-        Raises:
-            ConstraintError: with this one they take too much, or it is none.
-        """
+        """Count a schema in; an error where they take too much with this one, or it is none."""
         check_size(schema, "the JSON schema")
         _check_nesting(schema)
         if not isinstance(schema, dict | bool):
@@ -144,11 +140,7 @@ class SchemaBudget:
 
 
 class _AlternativeCounter:
-    """How many alternatives parts of a schema have once those of what they join are multiplied with one another.
-
-    Args:
-        references: of the schema.
-    """
+    """How many alternatives parts of a schema have once those of what they join are multiplied with one another."""
 
     def __init__(self, references: References) -> None:
         self._references = references

@@ -70,17 +70,14 @@ def map_subschemas(part: dict[str, Any], change: Callable[[Any], Any]) -> dict[s
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
-    """Return a value if it is a mapping, and else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a value if it is a list, and else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number of JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -96,7 +93,6 @@ class References:
     Which of several it stands for depends on the ``$id`` around it, so all are told.
 
     Args:
-        schema: the whole schema.
         parts: as :func:`iter_subschemas` yields them.
 
     Raises:

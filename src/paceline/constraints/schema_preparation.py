@@ -54,7 +54,6 @@ def prepare_schema(schema: Any, *, strict: bool, closed: bool = True) -> Prepare
     """Return a schema as it is given to llguidance. What it is made of is changed in place.
 
     Args:
-        schema: read from JSON.
         strict: have what nothing can keep an answer to refused, and not left out.
         closed: close objects that say nothing of further properties.
 

@@ -44,7 +44,6 @@ class _Source:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the text, in bytes."""
         return len(self.text.encode())
 
     def _settings(self) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ _MAX_NAMED: Final = 8
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a schema allows everything."""
     return value is True or value == {}
 
 
@@ -81,7 +80,6 @@ def find_unenforced(schema: Any, paths: Mapping[int, Path]) -> list[str]:
     """Return what of a schema may not be kept to if it is kept to as far as possible, as JSON pointers.
 
     Args:
-        schema: the schema, without the keywords that :func:`remove_idle_keywords` takes out.
         paths: where parts are in the schema as it was given, by their ``id``.
     """
     return [
@@ -121,15 +119,7 @@ def _iter_as_given(schema: Any, paths: Mapping[int, Path]) -> Iterator[tuple[Pat
 
 
 def check_patterns(schema: Any, paths: Mapping[int, Path]) -> None:
-    """Refuse patterns that no answer can be kept to, though they are patterns.
-
-    Args:
-        schema: the schema.
-        paths: where parts are in the schema as it was given, by their ``id``.
-
-    Raises:
-        ConstraintError: there is one; the message says where, and what to do.
-    """
+    """Refuse patterns that no answer can be kept to, though they are patterns; the message says where."""
     for path, part in _iter_as_given(schema, paths):
         places: list[tuple[Path, str]] = [((*path, key), part[key]) for key in part if _has_unusable(key, part)]
         places += [((*path, "patternProperties", name), name) for name in _unusable_names("patternProperties", part)]

@@ -25,9 +25,6 @@ _OPENINGS = ("\x02", "\n", ".", "a")
 class TokenTable:
     """What llguidance asks of a tokenizer: the bytes of each token, and the tokens of a text.
 
-    Args:
-        vocabulary: the model's.
-
     Raises:
         CapabilityError: the model has no end-of-generation token, or its tokenizer tells no bytes.
     """

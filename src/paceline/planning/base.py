@@ -30,13 +30,14 @@ class RoundRecord:
         trees: ``[requests]`` trees as verified.
         paths: ``[requests]`` accepted nodes of each.
         emitted: ``[requests]`` tokens each of them emitted: its accepted ones and one more, unless it ended before.
-        prefill_rows: rows that were read in the pass, of prompts or again after a request had lost its place, and
-        prefill_context: tokens that the requests these belong to had in the cache before it.
+        prefill_rows: rows that were read in the pass, of prompts or again after a request had lost its place.
+        prefill_context: tokens that the requests of these rows had in the cache before.
         draft_s: seconds spent growing the trees, the policy's own included.
-        learning_s: of these, what the policy took to learn from the round before.
+        learning_s: part of ``draft_s`` that the policy took to learn from the round before.
         draft_seconds: seconds in each drafter that was asked, for all requests of the round together.
         verify_s: seconds of the target's pass.
-        waited_s: of these, what it waited for something else than its rows, such as weights that come from a disk.
+        waited_s: part of ``verify_s`` in which the pass waited for something else than its rows, such as weights that
+            come from a disk.
         round_s: seconds of the whole round, what its policy took to learn from the one before included.
     """
 

@@ -50,7 +50,6 @@ class PairKey:
 
     @property
     def name(self) -> str:
-        """Name of the entries' files."""
         return f"{hashlib.sha256(_canonical(self.facts).encode()).hexdigest()[:32]}.json"
 
 
@@ -62,10 +61,8 @@ def pair_key(
     Where a model lies and what its file is called are no part of it.
 
     Args:
-        target: the model that verifies.
         target_options: what it was opened with; the path must be that of its file.
-        draft: the model that drafts, if there is one.
-        draft_options: likewise.
+        draft_options: what the draft was opened with.
 
     Raises:
         ModelFileError: a model's file cannot be read.
@@ -81,9 +78,6 @@ def pair_key(
 
 def model_key(options: ModelOptions) -> PairKey:
     """Return the key of a model that is not open yet, with these options, on this machine.
-
-    Args:
-        options: with the path of its file.
 
     Raises:
         ModelFileError: the model's file cannot be read.
@@ -103,8 +97,6 @@ def load_entry(kind: EntryKind, key: PairKey, read: Callable[[Any], _T]) -> _T |
     """Return what is kept under ``key``; ``None`` if there is nothing that can be trusted.
 
     Args:
-        kind: what kind of entry.
-        key: of whom.
         read: makes what is wanted of the plain data; raises ``InputError``, or whatever comes of data that are not as
             they should be.
     """

@@ -18,6 +18,8 @@ from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+"""Every policy's name."""
+
 ADAPTIVE_POLICIES: tuple[PolicyName, ...] = tuple(name for name in POLICY_NAMES if name != "fixed")
 """Those that find draft lengths by themselves."""
 COST_POLICIES: tuple[PolicyName, ...] = ("auto", "profile-ev")
@@ -42,11 +44,7 @@ _CLASSES: Final[Mapping[PolicyName, type]] = {
 
 
 def check_policy_name(name: str) -> None:
-    """Raise unless there is such a policy.
-
-    Raises:
-        InputError: with the name and the choices.
-    """
+    """Raise unless there is such a policy."""
     if name not in POLICY_NAMES:
         raise InputError(f"unknown policy {name!r}: choose from {', '.join(POLICY_NAMES)}", field="policy")
 
@@ -105,10 +103,6 @@ def _deepest_copy(costs: RoundCosts, draft_max: int) -> int:
 
     Where every row costs, as on a CPU, that is no deeper than other drafts, even of a copy that has lasted long. Where
     it is not twice as deep, it is not worth planning for.
-
-    Args:
-        costs: what passes take.
-        draft_max: deepest of other drafts.
     """
     found = max(_fastest_copy(costs, context) for context in (0, _LONG_CONTEXT))
     return found if found >= 2 * draft_max else draft_max
@@ -128,11 +122,6 @@ def _fastest_copy(costs: RoundCosts, context: int) -> int:
 
 def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequence[str]) -> None:
     """Raise unless a model offers the policy that a request asks for.
-
-    Args:
-        speculation: what the request asks for.
-        loaded: the model's policy.
-        drafters: the model's.
 
     Raises:
         InputError: with the policy, the model's own and the way out, or with a length that ``fixed`` does not take.

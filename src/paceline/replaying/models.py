@@ -63,11 +63,9 @@ class NoRows:
         """Virtual passes are over at once."""
 
     def logits(self, step: int, output: int) -> FloatArray:
-        """Refuse: there are none."""
         raise CapabilityError("this drafter reads the target's rows, which recordings do not hold: leave it out")
 
     def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Refuse: there are none."""
         return self.logits(step, output)
 
 
@@ -114,14 +112,12 @@ class ReplayEngine:
         self._used = 0
 
     def open(self) -> int:
-        """Start an empty sequence."""
         handle = self._opened
         self._opened += 1
         self._sequences[handle] = _Cached()
         return handle
 
     def forward(self, steps: Sequence[Step]) -> NoRows:
-        """Append the steps' rows and move the clock by the cost of the pass."""
         rows = 0
         for step in steps:
             self._sequences[step.sequence].pending.append(step.parents)
@@ -131,7 +127,6 @@ class ReplayEngine:
         return NoRows()
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
-        """Keep one path of the pending tree."""
         state = self._sequences[sequence]
         state.pending.check_path(path)
         self._used -= len(state.pending) - len(path)
@@ -139,11 +134,9 @@ class ReplayEngine:
         state.pending.clear()
 
     def length(self, sequence: int) -> int:
-        """Return the number of committed tokens."""
         return self._sequences[sequence].committed
 
     def fork(self, sequence: int) -> int:
-        """Refuse: a recording is of a whole request."""
         raise CapabilityError("a replayed sequence cannot be forked: replay its prompt")
 
     def saved_bytes(self, sequence: int) -> int:
@@ -151,26 +144,21 @@ class ReplayEngine:
         return 0
 
     def save(self, sequence: int) -> SavedSequence:
-        """Refuse: a recording is of a whole request."""
         raise CapabilityError("a replayed sequence cannot be saved: replay its prompt")
 
     def restore(self, saved: SavedSequence) -> int:
-        """Refuse: nothing was saved."""
         raise CapabilityError("a replayed sequence cannot be restored: replay its prompt")
 
     def trim(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` committed tokens."""
         state = self._sequences[sequence]
         self._used -= state.committed - length + len(state.pending)
         state.committed = length
         state.pending.clear()
 
     def close_sequence(self, sequence: int) -> None:
-        """Forget a sequence."""
         state = self._sequences.pop(sequence)
         self._used -= state.committed + len(state.pending)
 
     def close(self) -> None:
-        """Forget all sequences."""
         self._sequences.clear()
         self._used = 0

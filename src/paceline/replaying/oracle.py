@@ -37,14 +37,8 @@ def oracle_s(
 ) -> float:
     """Return the least seconds of decoding any policy could have reached, alone on the machine.
 
-    What changes of width cost is left out, so with costs that have any it is less than can be reached.
-
-    Args:
-        recording: the request.
-        costs: as for :func:`~paceline.replaying.replay.replay`.
-        drafters: as there.
-        drift: as there.
-        free_s: as there; such drafters are taken to be asked before the draft model.
+    It takes what :func:`~paceline.replaying.replay.replay` takes. What changes of width cost is left out, so with costs
+    that have any it is less than can be reached. Drafters without a model are taken to be asked before the draft model.
 
     Raises:
         InputError: a drafter was not recorded, or there are several draft models, whose caches it cannot follow.

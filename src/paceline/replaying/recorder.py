@@ -57,7 +57,6 @@ def record(
     Args:
         model: its target, its drafters.
         prompt: a text or token ids.
-        name: for tables.
         depth: deepest proposals to record; a replayed policy cannot draft deeper.
         siblings: most proposals to record for one position.
         report: told how far it is, in the engine's thread.
@@ -116,10 +115,8 @@ def record_answer(
         params: how the answer was sampled; a draft model's proposals are drawn by them.
         rules: when the answer was to end.
         finish_reason: why it ended.
-        name: for tables.
         depth: deepest proposals to record; a replayed policy cannot draft deeper.
         siblings: most proposals to record for one position.
-        report: told how far it is.
 
     Raises:
         InputError: there is no answer, or the depth or the siblings are below 1.
@@ -195,7 +192,6 @@ class _NotingPolicy(PolicyBase):
         """There is one request."""
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
-        """Return the whole budget at every position."""
         return [self._budget] * len(requests)
 
     def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:

@@ -44,8 +44,6 @@ class ReplayedRequest:
     """What a policy made of one recording.
 
     Attributes:
-        name: of the recording.
-        num_tokens: tokens of the answer.
         rounds: decoding rounds; the first token comes with the prompt.
         num_drafted: draft tokens verified.
         num_accepted: draft tokens kept.
@@ -85,21 +83,15 @@ class ReplayResult:
 
     @property
     def rounds(self) -> int:
-        """Decoding rounds, each request's own."""
         return sum(request.rounds for request in self.requests)
 
     @property
     def accept_share(self) -> float | None:
-        """Accepted / drafted; ``None`` if nothing was drafted."""
         drafted = sum(request.num_drafted for request in self.requests)
         return sum(request.num_accepted for request in self.requests) / drafted if drafted else None
 
     def oracle_shares(self, oracle_seconds: Sequence[float]) -> tuple[list[float], float]:
-        """Return the oracle's time over the policy's, for each request and for all; 1 is the best there is.
-
-        Args:
-            oracle_seconds: for each recording, from :func:`~paceline.replaying.oracle.oracle_s`.
-        """
+        """Return the oracle's time over the policy's, for each request and for all; 1 is the best there is."""
         shares = [
             oracle / request.decode_s if request.decode_s > 0 else 1.0
             for oracle, request in zip(oracle_seconds, self.requests, strict=True)
@@ -207,11 +199,7 @@ class _Rounds:
 
 
 def check_recordings(recordings: Sequence[Recording]) -> None:
-    """Raise unless recordings can share one loop.
-
-    Raises:
-        InputError: there are none, or they are of different vocabularies or depths.
-    """
+    """Raise unless recordings can share one loop."""
     if not recordings:
         raise InputError("there are no recordings to replay: make some with python -m benchmarks record")
     if len({(r.vocab_size, r.end_ids, r.depth, tuple(t.name for t in r.traces)) for r in recordings}) > 1:
@@ -219,11 +207,6 @@ def check_recordings(recordings: Sequence[Recording]) -> None:
 
 
 def trace_named(recording: Recording, name: str) -> DrafterTrace:
-    """Return a drafter's trace.
-
-    Raises:
-        InputError: that drafter was not recorded.
-    """
     for trace in recording.traces:
         if trace.name == name:
             return trace

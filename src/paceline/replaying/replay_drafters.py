@@ -21,7 +21,6 @@ class ReplayModelDrafter(DraftModelDrafter):
     Args:
         engine: charges for passes.
         traces: one for each request, in the order they begin.
-        target_vocab_size: the target's number of token ids.
     """
 
     def __init__(self, engine: ReplayEngine, traces: Sequence[DrafterTrace], target_vocab_size: int) -> None:
@@ -30,12 +29,10 @@ class ReplayModelDrafter(DraftModelDrafter):
         self._traces = _Traces(traces)
 
     def begin(self, request: Request) -> None:
-        """Take the next trace."""
         super().begin(request)
         self._traces.begin(request)
 
     def end(self, request: Request) -> None:
-        """Put the trace away."""
         super().end(request)
         self._traces.end(request)
 
@@ -72,7 +69,6 @@ class ReplayFreeDrafter:
         self._request_s = request_s
 
     def begin(self, request: Request) -> None:
-        """Take the next trace."""
         self._traces.begin(request)
 
     def unread(self, request: Request) -> None:
@@ -97,7 +93,6 @@ class ReplayFreeDrafter:
         """Nothing to do: traces are read by position."""
 
     def end(self, request: Request) -> None:
-        """Put the trace away."""
         self._traces.end(request)
 
     def close(self) -> None:

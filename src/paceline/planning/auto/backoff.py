@@ -23,9 +23,9 @@ class Backoff:
     Attributes:
         longest: rounds that it may take.
         rounds: done so far, the one that was decided about included.
-        tokens: emitted by these.
-        actual_s: what they took, and
-        plain_s: what they took but for deciding.
+        tokens: emitted by these rounds.
+        actual_s: seconds of these rounds.
+        plain_s: seconds of these rounds without deciding.
     """
 
     longest: int
@@ -36,12 +36,7 @@ class Backoff:
 
     @classmethod
     def until(cls, missing_s: float, saved_s: float) -> Backoff | None:
-        """Return a back-off of as many rounds as it takes to save what is missing; ``None`` if it is not worth one.
-
-        Args:
-            missing_s: seconds until there is something to decide.
-            saved_s: that every round saves.
-        """
+        """Return a back-off for as many rounds as save ``missing_s`` at ``saved_s`` each; ``None`` if not worth one."""
         longest = int(min(missing_s / saved_s, MAX_BACKOFF_ROUNDS))
         return cls(longest) if longest > 1 else None
 

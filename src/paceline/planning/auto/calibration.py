@@ -97,7 +97,6 @@ class MarginFeatures:
     confidence: Prior = Prior(0.45, 0.1, 0.0003)
 
     def priors(self) -> list[Prior]:
-        """Return those of intercept, slope, depths and confidence."""
         return [self.intercept, self.slope, *_depth_priors(), self.confidence]
 
     def inputs(self, evidence: Evidence, depth: int) -> Inputs:
@@ -124,7 +123,6 @@ class SiblingFeatures:
     slope: Prior = Prior(-1.0, 0.1, 0.0002)
 
     def priors(self) -> list[Prior]:
-        """Return intercept, slope and depth offsets."""
         return [self.intercept, self.slope, *_depth_priors()]
 
     def inputs(self, evidence: Evidence, depth: int) -> Inputs:
@@ -153,7 +151,6 @@ class MatchFeatures:
     resumed: Prior = Prior(0.8, 0.5, 0.001)
 
     def priors(self) -> list[Prior]:
-        """Return those of intercept, depths, match lengths, counts, the slope over the share, and ``resumed``."""
         return [self.intercept, *_depth_priors(), *self.lengths, *[self.count] * _BUCKETS, self.share, self.resumed]
 
     def inputs(self, evidence: Evidence, depth: int) -> Inputs:
@@ -171,7 +168,7 @@ class GrammarFeatures:
     Attributes:
         forced: log-odds of a token that spells what has to follow.
         after: log-odds of what often followed the token before it, as often as all else together.
-        altogether: the same of what is often said in narrow places.
+        altogether: log-odds of what is often said in narrow places, as often as all else together.
         share: slope of the log-odds over those of a habit's share.
     """
 
@@ -181,7 +178,6 @@ class GrammarFeatures:
     share: Prior = Prior(0.7, 0.25, 0.0003)
 
     def priors(self) -> list[Prior]:
-        """Return those of the attributes, in their order, and of the depths."""
         return [self.forced, self.after, self.altogether, self.share, *_depth_priors()]
 
     def inputs(self, evidence: Evidence, depth: int) -> Inputs:
@@ -206,6 +202,8 @@ class CoProposals(NamedTuple):
 
 
 SOLO: Final = CoProposals()
+"""Nobody else proposes."""
+
 _CO_PROPOSAL_PRIORS: Final[Mapping[bool, Prior]] = {True: Prior(1.5, 0.5, 0.001), False: Prior(-1.0, 0.5, 0.001)}
 
 
@@ -229,23 +227,17 @@ class Calibration:
         self.reliability = Reliability()
 
     def to_json(self) -> list[list[float]]:
-        """Return what was learned of all requests, as plain data for :func:`json.dumps`: means and variances."""
+        """Return what was learned of all requests: means and variances."""
         return [[weight.mean, weight.variance] for weight in self._common()]
 
     def resume(self, learned: Any) -> None:
-        """Go on from what :meth:`to_json` returned; on an error this calibration is of no use any more.
-
-        Raises:
-            ValueError: it is of other features, or no belief.
-            TypeError: likewise.
-        """
+        """Go on from what :meth:`to_json` returned, or raise; this calibration is of no use then."""
         for weight, (mean, variance) in zip(self._common(), learned, strict=True):
             if not (abs(mean) < math.inf and 0 < variance <= weight.prior.variance):
                 raise ValueError(f"a weight of mean {mean} and variance {variance} is no belief")
             weight.mean, weight.variance = float(mean), float(variance)
 
     def begin(self, request_id: int) -> None:
-        """Give a new request an offset of its own."""
         self._offsets[request_id] = _Weight(self._offset_prior)
 
     def end(self, request_id: int) -> None:

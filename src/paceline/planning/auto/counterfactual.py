@@ -19,7 +19,7 @@ class CounterfactualRound:
     """A draft that was not verified, followed by what was said.
 
     Attributes:
-        tree: as it was drafted.
+        tree: all that was drafted.
         nodes: that would have been verified.
         extra_s: seconds by which the round would have been longer than a plain one.
     """
@@ -61,7 +61,7 @@ class CounterfactualCredit:
 
     @property
     def idle(self) -> bool:
-        """Whether a round can be opened."""
+        """Whether no draft is being followed."""
         return self._open is None
 
     def open(self, held_back: CounterfactualRound) -> None:

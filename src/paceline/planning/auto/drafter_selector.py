@@ -45,12 +45,7 @@ _STALE: Final = MAX_BACKOFF_ROUNDS
 
 
 class DrafterSelector:
-    """Decides which drafters are asked, and for how many levels.
-
-    Args:
-        shared: what there is to decide by.
-        draft_max: deepest draft.
-    """
+    """Decides which drafters are asked, and for how many levels."""
 
     def __init__(self, shared: PlannerState, draft_max: int) -> None:
         self._shared = shared
@@ -216,7 +211,6 @@ class DrafterSelector:
         return max(more_s, 0.0)
 
     def select_first(self, planned: RoundPlan, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
-        """Choose the trees that a drafter is asked for at all."""
         name, met = drafter.name, self._shared.meet(drafter, jobs[0].request)
         for job in jobs:
             plan = planned.plans[job.request.id]

@@ -18,7 +18,7 @@ PROMISING_CATCH_UP_SHARE: Final = 0.08
 """Of what is left of an answer, for a draft model to catch up if drafts as they were elsewhere would be worth it."""
 
 DOUBTED_CATCH_UP_SHARE: Final = 0.04
-"""The same where that was wrong the last time."""
+"""Of what is left of an answer, where drafts as they were elsewhere were not worth it the last time."""
 
 UNPROMISING_CATCH_UP_SHARE: Final = 0.01
-"""The same where drafts as they were elsewhere, or mostly are, would not be worth it."""
+"""Of what is left of an answer, where drafts as they were elsewhere, or mostly are, would not be worth it."""

@@ -23,7 +23,7 @@ class Gain:
 
     Attributes:
         mean: over the latest rounds in which it was asked.
-        variance: likewise.
+        variance: over these rounds.
         rounds: asked so far, up to :data:`GAIN_MEMORY`.
     """
 
@@ -32,7 +32,6 @@ class Gain:
     rounds: int = 0
 
     def add(self, gain: float) -> None:
-        """Count a round."""
         self.rounds = min(self.rounds + 1, GAIN_MEMORY)
         share = 1.0 / self.rounds
         surprise = gain - self.mean
@@ -53,18 +52,11 @@ class Gains:
     co_proposal: Gain = field(default_factory=Gain)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for :func:`json.dumps`."""
         return {key: dataclasses.asdict(getattr(self, name)) for key, name in _KEPT_AS.items()}
 
     @classmethod
     def from_json(cls, learned: Any) -> Gains:
-        """Return the gains that :meth:`to_json` gave.
-
-        Raises:
-            ValueError: they are none.
-            TypeError: likewise.
-            OverflowError: likewise.
-        """
+        """Return the gains that :meth:`to_json` gave; one of several errors where they are none."""
         gains = cls(**{_KEPT_AS[key]: Gain(**gain) for key, gain in learned.items()})
         for gain in (gains.solo, gains.co_proposal):
             gain.mean, gain.variance = float(gain.mean), float(gain.variance)
@@ -74,7 +66,6 @@ class Gains:
         return gains
 
     def copy(self) -> Gains:
-        """Return gains that go on from here by themselves."""
         return Gains(
             *(dataclasses.replace(g, rounds=min(g.rounds, COPIED_ROUNDS)) for g in (self.solo, self.co_proposal))
         )

@@ -54,7 +54,6 @@ class DrafterState:
         return cls(is_model, Chances.of(name, is_model=is_model))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for :func:`json.dumps`."""
         siblings = self.chances.siblings
         return {
             "is_model": self.is_model,
@@ -69,14 +68,7 @@ class DrafterState:
 
     @classmethod
     def from_json(cls, name: str, data: Any) -> DrafterState:
-        """Return the state of a drafter that :meth:`to_json` gave.
-
-        Raises:
-            ValueError: it is none.
-            KeyError: likewise.
-            TypeError: likewise.
-            OverflowError: likewise.
-        """
+        """Return the state of a drafter that :meth:`to_json` gave; one of several errors where it is none."""
         is_model, paid = data["is_model"], data["paid"]
         if not (isinstance(is_model, bool) and isinstance(paid, bool)):
             raise ValueError(f"is_model {is_model} and paid {paid} are true or false")
@@ -99,15 +91,11 @@ class Learned:
 
     It holds of one target, with one draft model, on one machine: how often they agree, and what that is worth there.
     Nothing of any text is in it.
-
-    Attributes:
-        drafters: by name.
     """
 
     drafters: Mapping[str, DrafterState]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for :func:`json.dumps`; :meth:`from_json` gives back the same."""
         drafters = {name: drafter.to_json() for name, drafter in self.drafters.items()}
         return {"format": _FORMAT, "version": LEARNED_VERSION, "drafters": drafters}
 

@@ -19,12 +19,7 @@ for, and nothing that they find be tried."""
 
 
 class Ledger:
-    """Of one request, or of all together.
-
-    Args:
-        start_s: allowance before anything was decoded.
-        history: entries kept for reports.
-    """
+    """Of one request, or of all together; ``history`` is how many entries are kept for reports."""
 
     def __init__(self, start_s: float, *, history: int = 0) -> None:
         self.tokens = 0
@@ -53,13 +48,7 @@ class Ledger:
         self._granted_s += seconds
 
     def book(self, tokens: int, actual_s: float, plain_s: float) -> None:
-        """Enter a round.
-
-        Args:
-            tokens: emitted by it.
-            actual_s: what it took.
-            plain_s: what plain decoding would have taken for as many tokens.
-        """
+        """Enter a round that emitted so many tokens, for which plain decoding would have taken ``plain_s``."""
         self.tokens += tokens
         self.actual_s += actual_s
         self.plain_s += plain_s

@@ -115,7 +115,6 @@ class OnlineCosts:
         return self._doubts.surprise != 0.0
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
-        """Return the seconds of a round of the target after one of its width; see :meth:`RoundCosts.round_s`."""
         return self._rounds_s((rows,), context, requests)[0]
 
     def next_rounds_s(self, widths: range, context: int, requests: int) -> list[float]:
@@ -141,7 +140,6 @@ class OnlineCosts:
         return not self._measured.change_s or (self._previous == (rows, requests) and self._alike > 1)
 
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
-        """Return the seconds of feeding ``rows`` tokens to the draft model; see :meth:`RoundCosts.draft_s`."""
         return self._measured.draft_s(rows, context) * self._draft_factor
 
     @property
@@ -223,12 +221,7 @@ class OnlineCosts:
         self._doubts.drop()
 
     def observe_draft(self, predicted_s: float, actual_s: float) -> None:
-        """Learn from passes of the draft model.
-
-        Args:
-            predicted_s: what :meth:`draft_s` said of them.
-            actual_s: what they took.
-        """
+        """Learn from passes of the draft model, of which :meth:`draft_s` said ``predicted_s``."""
         if predicted_s <= 0 or actual_s <= 0:
             return
         ratio = min(max(actual_s / predicted_s, 1 / _LARGEST_DRAFT_SURPRISE), _LARGEST_DRAFT_SURPRISE)
@@ -281,10 +274,8 @@ class OnlineCosts:
     def _followed_s(self, undrifted_s: float, plain_s: float, rows_factor: float) -> float:
         """Return the seconds of a round by what is known of rounds of all widths.
 
-        Args:
-            undrifted_s: of the round, see :meth:`_undrifted_s`.
-            plain_s: the same of a plain one.
-            rows_factor: how many times as long what rows add takes as it should.
+        ``undrifted_s`` is by :meth:`_undrifted_s`, ``plain_s`` of a plain round; ``rows_factor`` says how many times as
+        long what rows add takes as it should.
         """
         followed_s = max(plain_s + (undrifted_s - plain_s) * rows_factor, undrifted_s / 2)
         return followed_s * self._factor

@@ -36,9 +36,8 @@ class RequestState:
 
     Attributes:
         forecasts: by drafter; they start from the drafter's over all requests.
-        gains: by drafter; likewise.
-        ledger: its own.
-        probes: what it has set aside for them.
+        gains: by drafter; they start from the drafter's, too.
+        probes: what it has set aside for probes.
         rounds: begun.
         asked: by drafter, tokens of the text when it was asked last; the first time it reads the prompt.
         held: by model, tokens of the text that it had at hand when its asking was last weighed.
@@ -61,7 +60,6 @@ class RequestState:
     counterfactual: CounterfactualCredit = field(default_factory=CounterfactualCredit)
 
     def start_with(self, name: str, drafter: DrafterState) -> None:
-        """Start with what is known of a drafter over all requests."""
         self.forecasts[name] = AcceptanceForecast(memory=40.0, shared=drafter.forecast)
         self.probes.saved_s[name] = 0.0
         self.gains[name] = drafter.gains.copy()
@@ -108,7 +106,6 @@ class PlannerState:
         self.survival.begin(request.id)
 
     def end(self, request: Request) -> None:
-        """Forget a request; what it taught about all requests stays."""
         state = self.requests.pop(request.id)
         for name, share in state.invested.items():
             if share > _LONG_PREFILL:
@@ -145,12 +142,7 @@ class PlannerState:
         return plan.tree
 
     def credit(self, planned: RoundPlan, value: float) -> None:
-        """Remember what asking each drafter was worth, the last one first.
-
-        Args:
-            planned: the round, its drafts complete.
-            value: of its best cut.
-        """
+        """Remember what asking each drafter was worth, the last one first."""
         for name in reversed(list(planned.value_before)):
             asked = planned.asked.get(name, ())
             if asked:
@@ -195,6 +187,5 @@ class PlannerState:
                 drafter.read_token_s += 0.5 * (spent_s / planned.prefill_tokens[name] - drafter.read_token_s)
 
     def observe_deciding(self, own_s: float) -> None:
-        """Take note of what planning a round with drafts took, and learning from it."""
         self._decisions = min(self._decisions + 1, _DECISIONS)
         self.deciding_s += (max(own_s, 0.0) - self.deciding_s) / self._decisions

@@ -48,9 +48,10 @@ MIN_COPY: Final = 8
 """Tokens that a text lookup has to have been right in a row for its next draft to be deeper."""
 
 START_ROUNDS: Final = 4.0
-"""Plain rounds that a request may lose before it has won any, and"""
+"""Plain rounds that a request may lose before it has won any."""
+
 START_SHARE: Final = 0.03
-"""share of the longest answer that it may have, if that is less."""
+"""Share of the longest possible answer that it may lose, where that is less."""
 
 RISKED_SHARE: Final = 0.7
 """Of what may be lost, in one round."""
@@ -60,12 +61,17 @@ COUNTERFACTUAL_ROUNDS: Final = 2.0
 the start for the first time, and each time half as much for twice as many."""
 
 FIRST_PLAIN_ROUNDS: Final = 1
-"""Plain rounds at the start;"""
+"""Plain rounds at the start."""
+
 PLAIN_EVERY: Final = 64
-"""rounds after which another is made, as speculation is compared with what they take; sooner where that is in doubt."""
+"""Rounds after which another plain one is made, as speculation is compared with what they take; sooner where that is in
+doubt."""
+
 FIRST_PLAIN_EVERY: Final = 16
+"""Rounds after which it is made where the latest did not take what was measured, until there were enough."""
+
 CERTAIN_AFTER: Final = 5
-"""Rounds after which it is made until there were so many, where the latest did not take what was measured."""
+"""Plain rounds that are enough."""
 
 _PACE_MEMORY: Final = 64.0
 _WIDEST: Final = 64
@@ -131,14 +137,12 @@ class AutoPolicy:
         """Lossless everywhere: under rejection nothing is decided by what was drawn."""
 
     def begin(self, request: Request) -> None:
-        """Start with what is known of all requests."""
         self._leave_backoff()
         start_rounds = min(START_ROUNDS, START_SHARE * request.rules.max_tokens)
         start_s = start_rounds * self._shared.costs.round_s(1, len(request.token_ids))
         self._shared.begin(request, Ledger(start_s))
 
     def end(self, request: Request) -> None:
-        """Forget the request; what it taught about all requests stays."""
         self._leave_backoff()
         self._shared.end(request)
 
@@ -233,7 +237,6 @@ class AutoPolicy:
         return budgets
 
     def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
-        """Choose the trees for which a further level of this drafter is worth its time."""
         planned = self._round
         assert planned is not None
         name = drafter.name
@@ -247,7 +250,6 @@ class AutoPolicy:
         return self._selector.select_further(planned, name, jobs)
 
     def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
-        """Keep the proposals that are worth their rows."""
         planned = self._round
         assert planned is not None
         owners = {}
@@ -344,30 +346,24 @@ class AutoPolicy:
 
     @property
     def speculates(self) -> bool:
-        """It drafts where that pays."""
         return True
 
     @property
     def weighs_drafters(self) -> bool:
-        """What each of them brings is what it finds out."""
         return True
 
     @property
     def draft_length(self) -> str:
-        """The deepest draft, and that others are shorter."""
         copies = f", of copies up to {self.copy_max}" if self.copy_max > self.draft_max else ""
         return f"up to {self.draft_max}{copies}, as it pays"
 
     def most_branches(self, num_drafters: int) -> int | None:
-        """Keep to what the engine was loaded for."""
         return None
 
     def learned(self) -> Learned | None:
-        """Return what was learned of drafters, for another policy to start with; ``None`` if none was asked."""
         return self._shared.learned() if self._shared.drafters else None
 
     def report(self) -> PlannerReport:
-        """Return what was learned so far."""
         shared = self._shared
         return PlannerReport(
             {name: calibration.reliability for name, calibration in shared.survival.calibrations.items()},

@@ -35,7 +35,6 @@ class RequestPlan:
     """One request in the round that is being planned.
 
     Attributes:
-        request: whose.
         draw_independent: whether nothing may depend on what is drawn; its tree is verified as it is.
         num_output: tokens of the answer before the round.
         draft: what was drafted; ``None`` before any drafter was asked.
@@ -293,12 +292,7 @@ class RoundPlan:
         return ranked
 
     def cut(self, ranked: Sequence[Proposal], longest_s: float = math.inf) -> Cut:
-        """Return the first so many of the ranked proposals that are worth most together.
-
-        Args:
-            ranked: what can be verified, best first.
-            longest_s: seconds that the round may take, drafting left out.
-        """
+        """Return the first so many ranked proposals that are worth most together, in at most ``longest_s``."""
         best, best_count, best_gained, gained = self.least_value, 0, 0.0, 0.0
         seconds, pace = self.staircase(len(ranked)), self.pace
         # A round without drafts may be a change itself, which plain decoding does not know.

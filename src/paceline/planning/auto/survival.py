@@ -33,7 +33,7 @@ class Verdict:
         source: the drafter.
         depth: 1 for the first token.
         before: chance of the token before it, in the tree; ``None`` at depth 1.
-        chance: what it was given.
+        chance: that was predicted.
         right: whether the target said it.
     """
 
@@ -117,7 +117,6 @@ class AcceptanceRate:
     seen: float = 0.0
 
     def add(self, accepted: bool) -> None:
-        """Count one verdict."""
         keep = 1.0 - 1.0 / self.memory
         self.accepted = self.accepted * keep + accepted
         self.seen = self.seen * keep + 1.0
@@ -156,28 +155,18 @@ class AcceptanceForecast:
         self._start = _AFTER_RIGHT
 
     def to_json(self) -> list[list[float]]:
-        """Return the verdicts that count, as plain data for :func:`json.dumps`: of every bin, accepted and all."""
+        """Return the verdicts that count: of every bin, accepted and all."""
         return [[rate.accepted, rate.seen] for rate in self._bins]
 
     def resume(self, learned: Any) -> None:
-        """Go on from what :meth:`to_json` returned; on an error this forecast is of no use any more.
-
-        Raises:
-            ValueError: it is of other bins, or no count.
-            TypeError: likewise.
-        """
+        """Go on from what :meth:`to_json` returned, or raise; this forecast is of no use then."""
         for rate, (accepted, seen) in zip(self._bins, learned, strict=True):
             if not 0 <= accepted <= seen <= rate.memory:
                 raise ValueError(f"{accepted} of {seen} verdicts accepted is no count")
             rate.accepted, rate.seen = float(accepted), float(seen)
 
     def add(self, before: float | None, right: bool) -> None:
-        """Count a verdict.
-
-        Args:
-            before: chance of the token before it on the chain; ``None`` for the first.
-            right: whether it was accepted.
-        """
+        """Count a verdict; ``before`` is the chance of the token before on the chain, ``None`` for the first."""
         self._bins[self._start if before is None else _bin(before)].add(right)
         if self._shared is not None:
             # Where this request's chains start from is its own; what that means is learned from all.
@@ -188,9 +177,7 @@ class AcceptanceForecast:
     def ahead(self, last: float | None, levels: int) -> list[float]:
         """Return the chances of the next tokens of a chain, each given that those before are right.
 
-        Args:
-            last: chance of the last token drafted; ``None`` if none was.
-            levels: how many.
+        ``last`` is the chance of the last token drafted; ``None`` if none was.
         """
         index = self._start if last is None else _bin(last)
         chances: list[float] = []
@@ -261,13 +248,11 @@ class SurvivalModel:
             self._begin(request_id, source)
 
     def begin(self, request_id: int) -> None:
-        """Give a new request offsets of its own."""
         self._requests.add(request_id)
         for source in self._first:
             self._begin(request_id, source)
 
     def end(self, request_id: int) -> None:
-        """Forget a request."""
         self._requests.discard(request_id)
         for calibrations in (self._first, self._siblings):
             for calibration in calibrations.values():
@@ -277,8 +262,6 @@ class SurvivalModel:
         """Return a tree with the survival of every node.
 
         Args:
-            request_id: whose tree.
-            tree: as it is now.
             before: what was returned of it earlier in the round; only what was added since is judged.
         """
         survivals = [0.0] * len(tree)
@@ -344,8 +327,7 @@ class SurvivalModel:
         """Learn from what the target said in place of a tree, whether its nodes were verified or not.
 
         Args:
-            request_id: whose tree.
-            tree: as it was grown.
+            tree: all that was grown.
             emitted: tokens after the root.
 
         Returns:

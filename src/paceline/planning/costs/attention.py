@@ -58,9 +58,16 @@ _VERSION: Final = 3
 
 _MIN_CONTEXT: Final = 64
 """Tokens; in less there is nothing to gain, nor room to measure in."""
+
 _ORDER: Final = (False, True, True, False)
+"""Whether attention is fused, turn by turn."""
+
 _SHORT: Final = 32
+"""Tokens of the short context."""
+
 _LONG: Final = 1024
+"""Tokens of the long context, at most."""
+
 _MIN_LEVER: Final = 256
 """Tokens by which the contexts differ at least, where the model has so many: llama.cpp runs attention over the next
 multiple of so many cells."""
@@ -71,7 +78,10 @@ _SHARES: Final = (0.2, 0.4, 0.7, 1.0)
 context and at the long one."""
 _PAIR_SHARE: Final = 0.6
 """Of all the seconds, within which the first two turns must be over for there to be two more."""
+
 _MAX_LAPS: Final = 5
+"""Laps of one kind of round in a turn."""
+
 _LAP: Final = 2
 """Narrow rounds of a lap, before a wide one: after another width llama.cpp plans the first of them anew."""
 _SLOW_S: Final = 0.1
@@ -80,7 +90,10 @@ timed then: those of one tell what rows cost, and plain ones of several what the
 
 _WIDE: Final = 8
 """Rows of a round with drafts."""
+
 _REQUESTS: Final = 4
+"""Requests that share a round, where several do."""
+
 _WIDE_EACH: Final = 4
 """Rows of each request's drafts where several share a round."""
 
@@ -97,7 +110,7 @@ _COPIES_SHARE: Final = 0.15
 where those are three tokens of ten, and six come of a round that takes as long as two or three plain ones, it is one
 part in seven. It counts without speculation too, so that a text is rounded alike with it and without."""
 _DRAFTS_SHARE: Final = 0.75
-"""The same with a draft model: most rounds."""
+"""Share of a request's time that goes to rounds with drafts where there is a draft model: most rounds."""
 
 
 class EitherAttention(Engine, Protocol):
@@ -258,11 +271,7 @@ def open_model(
     What is found is kept on this machine, for this model, this context length and these threads.
 
     Args:
-        options: the model, and how to run it.
         has_draft: a draft model will draft for it.
-        force: measure even if it was measured before.
-        clock: where times come from.
-        report: told about progress of measuring.
 
     Raises:
         InputError: as :func:`~paceline.engines.loading.open_engine` does.
@@ -297,7 +306,6 @@ def drop_unless_holds(options: ModelOptions, holds: Callable[[float], bool]) -> 
     and checking its profile have taken already.
 
     Args:
-        options: as the model was opened.
         holds: whether plain rounds, which took so many seconds then, take about as long now.
     """
     if options.flash_attention is None or options.exact or not _runs_gguf(options):
@@ -333,8 +341,6 @@ def measure_attention(
 
     Args:
         engine: where both are open; no sequence is. Its attention may be another afterwards.
-        clock: where times come from.
-        report: told about progress.
 
     Raises:
         EngineError: a pass failed.
@@ -373,13 +379,9 @@ def measure_attention(
 
 
 def _time_rounds(subject: Subject, meter: Meter, long: int | None, times_s: dict[tuple[int, int, int], float]) -> int:
-    """Time rounds at both contexts, and return the longer one.
+    """Time rounds at both contexts, ``long`` where an earlier turn has settled the longer one, which is returned.
 
-    Args:
-        subject: of which.
-        meter: of this context of the model.
-        long: that context, where an earlier turn has settled it.
-        times_s: takes the seconds, the least of all laps, by requests, rows of each and context.
+    ``times_s`` takes the least seconds of all laps, by requests, rows of each and context.
     """
     capabilities = subject.engine.capabilities
     subject.warm_up()

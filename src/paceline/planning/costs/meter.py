@@ -93,5 +93,4 @@ class Meter:
         self._report(min(1.0, max(done, (ended_s - self._started_s) / self.budget.max_s)))
 
     def stop(self) -> None:
-        """Note what it took."""
         self.took_s = self.clock.now_s() - self._started_s

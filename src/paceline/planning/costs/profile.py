@@ -110,11 +110,9 @@ class PassCost:
 
     @property
     def widest(self) -> int:
-        """The widest width measured."""
         return len(self._by_rows) - 1
 
     def is_measured(self, rows: int) -> bool:
-        """Return whether passes of this width were measured, rather than read from those around them."""
         return any(width.rows == rows for width in self.widths)
 
     def seconds(self, rows: int, context: int = 0) -> float:
@@ -145,7 +143,6 @@ class PassCost:
         return cheaper
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for :func:`json.dumps`."""
         plain = dataclasses.asdict(self)
         del plain["_by_rows"]
         return {**plain, "widths": list(plain["widths"])}
@@ -199,11 +196,9 @@ class CostProfile:
         return max(self.target.seconds(rows, context) + others_s, self.floor_s)
 
     def without_floor(self) -> CostProfile:
-        """Return what passes would take if they waited for nothing but their rows."""
         return dataclasses.replace(self, floor_s=0.0)
 
     def is_measured(self, rows: int) -> bool:
-        """Return whether rounds of this width were measured, rather than read from those around them."""
         return self.target.is_measured(rows)
 
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
@@ -288,7 +283,6 @@ class DriftTracker:
 
     @property
     def factor(self) -> float:
-        """How many times as long rounds take now as predicted."""
         # The lower of two: what disturbs a round makes it longer. statistics.median does more than this needs.
         return sorted(self._ratios)[(len(self._ratios) - 1) // 2]
 
@@ -305,12 +299,7 @@ class DriftTracker:
             self._ratios.append(actual_s / predicted_s)
 
     def restart(self, predicted_s: float, actual_s: float) -> None:
-        """Take note of a round that is known to be the first on another machine: it alone counts, until others follow.
-
-        Args:
-            predicted_s: see :meth:`observe`.
-            actual_s: likewise.
-        """
+        """Take note of the first round on another machine: it alone counts, until others follow."""
         self.observe(predicted_s, actual_s)
         while len(self._ratios) > 1:
             self._ratios.popleft()

@@ -42,8 +42,7 @@ class KeptProfile:
     """A profile, and how it was come by.
 
     Attributes:
-        profile: it.
-        measured: it was measured just now, rather than found.
+        measured: the profile was measured just now, rather than found.
         path: where it is kept; ``None`` where it could not be, or was not to be.
         key: what it is kept under; ``None`` where the models' files cannot be read any more.
     """
@@ -71,10 +70,8 @@ def find_or_measure(
     """Return the profile of these engines: the one kept, if it still holds, or else one measured now and then kept.
 
     Args:
-        target: the model that verifies.
         target_options: what it was opened with; the path must be that of its file.
-        draft: the model that drafts, if there is one.
-        draft_options: likewise.
+        draft_options: what the draft model was opened with.
         budget: when to stop measuring.
         widths: the target's widths that must be measured, those of them that it can take, before all that planning
             goes by; ``None`` is content with whatever is kept.
@@ -83,8 +80,6 @@ def find_or_measure(
         force: measure even if there is one.
         keep_partial: keep it even if the budget was over before all widths were measured; later loads are then content
             with it.
-        clock: where times come from.
-        report: told about progress of measuring.
 
     Raises:
         InputError: as :func:`~paceline.planning.costs.profiling.measure_profile` does.

@@ -61,7 +61,11 @@ _CLIFF: Final = 0.95
 """Of a narrower pass's time; wider passes that take more than this are no cliff to speak of."""
 
 _SHORT_CONTEXT: Final = 32
+"""Tokens of the short context."""
+
 _LONG_CONTEXT: Final = 1024
+"""Tokens of the long context, at most."""
+
 _MIN_LEVER: Final = 480
 """Tokens by which the long context must be longer: what fewer add is lost in the machine's whims, and engines pad what
 attention runs over to some 256. Less is not measured; of the target, prompts then tell it as they are read."""
@@ -85,13 +89,20 @@ _WIDE: Final = 8
 context adds to narrow passes is lost in the noise, and it is prompts that it reads at once."""
 
 _CHECK_S: Final = 1.0
+"""Seconds of a check, at most."""
+
 _CHECK_REPEATS: Final = 2
+"""Passes of a width in a check, at least: caches have to warm up."""
+
 _CHECK_SHARE: Final = 0.1
-"""Of the seconds of a check: passes are repeated for so long, where twice takes less, as caches have to warm up."""
+"""Of the seconds of a check, for which passes of a width are repeated where they are short."""
 
 _STEADY_AFTER: Final = 1
 """Plain passes after the first in a row before one is as plain decoding makes them: CUDA graphs are recorded in it."""
+
 _STEADY_REPEATS: Final = 4
+"""Plain passes in a row that are timed."""
+
 _MIN_CHANGE: Final = 0.05
 """Of a plain pass; what a change of width costs less than this is lost in the noise."""
 
@@ -114,14 +125,10 @@ def measure_profile(
     Each engine must have a sequence to spare. However small the budget, one row of each model is measured.
 
     Args:
-        target: the model that verifies.
-        draft: the model that drafts, if there is one.
         budget: when to stop.
         widths: the target's widths, the most informative first; ``None`` for :func:`default_widths`. One row is always
             among them; what the engine cannot take is left out.
-        clock: where times come from.
         seed: of the shuffling and of the tokens that are fed.
-        report: told about progress.
 
     Raises:
         InputError: a width is below 1, or a context is too short to measure in.
@@ -194,7 +201,6 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
     Args:
         target: the model that verifies; it must have a sequence to spare.
         widths: those that are looked at; what there is no room for is left out.
-        clock: where times come from.
 
     Raises:
         CapabilityError: all sequences of the engine are in use.
@@ -216,16 +222,11 @@ def spot_check(target: Engine, widths: Sequence[int], *, clock: Clock | None = N
 
 
 def default_widths(target: Engine) -> tuple[int, ...]:
-    """Return the target's widths that planning goes by."""
     return TARGET_WIDTHS if slow_passes(target) is None else WAITING_WIDTHS
 
 
 def usable_widths(target: Engine, widths: Sequence[int]) -> list[int]:
-    """Return the widths that rounds of this target can have, in the order given, each once.
-
-    Raises:
-        InputError: a width is below 1.
-    """
+    """Return the widths that rounds of this target can have, in the order given, each once."""
     for rows in widths:
         if rows < 1:
             raise InputError(f"a pass of {rows} rows cannot be measured: the least is 1")
@@ -258,7 +259,6 @@ class _Item:
         return (made + 1) * (1.0 + self.place * _SPACING_PER_PLACE)
 
     def measure(self) -> None:
-        """Make one pass."""
         self.times_s.append(self.subject.time_pass(self.rows))
 
 
@@ -335,7 +335,6 @@ class _Several:
     """Rounds of several requests with one row each.
 
     Attributes:
-        requests: how many.
         context: tokens in the cache before, of all of them.
         median_s: the seconds.
     """

@@ -37,7 +37,6 @@ class Subject:
     """An engine that is measured, and one sequence on it whose cache holds ``context`` tokens before every pass.
 
     Args:
-        engine: it.
         meter: times every pass.
         rng: draws the tokens. Random ones make the experts of a mixture differ from row to row more than text does, so
             that wide passes are not promised too cheaply.

@@ -16,7 +16,10 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.planning.base import PolicyBase, RoundRecord
 
 MAX_DRAFT = 128
+"""Longest draft that can be asked for."""
+
 MAX_SIBLINGS = 16
+"""Most alternatives for one position that can be asked for."""
 
 # A policy is chosen when a model is loaded, by the command line or by code: the environment has no say, and what a
 # request may set is in its SpeculationParams.
@@ -96,7 +99,6 @@ class FixedPolicy(PolicyBase):
 
     @property
     def speculates(self) -> bool:
-        """Whether anything is ever drafted."""
         return self.draft_max > 0
 
     @property
@@ -106,11 +108,9 @@ class FixedPolicy(PolicyBase):
 
     @property
     def draft_length(self) -> str:
-        """The length that was set."""
         return str(self.draft_max)
 
     def most_branches(self, num_drafters: int) -> int:
-        """Return how many branches one request's tree can have beside its first path."""
         return self.draft_max * (self.siblings - 1) + max(num_drafters - 1, 0)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:

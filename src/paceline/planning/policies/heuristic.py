@@ -54,7 +54,6 @@ class HeuristicPolicy(PolicyBase):
         self._lengths[request.id] = self._length
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
-        """Return each request's length."""
         return [DraftBudget(self._lengths[request.id], probability=True) for request in requests]
 
     def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
@@ -65,7 +64,6 @@ class HeuristicPolicy(PolicyBase):
         """Verify everything."""
 
     def observe(self, record: RoundRecord) -> None:
-        """Move the lengths of the requests that drafted."""
         for request, tree, path in zip(record.requests, record.trees, record.paths, strict=True):
             depth = max(tree.depths)
             if depth == 0:
