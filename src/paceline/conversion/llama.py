@@ -25,7 +25,6 @@ _HEAD_LENGTHS: Final = ("llama.attention.key_length", "llama.attention.value_len
 
 
 def layer_tensor(layer: int, name: str) -> str:
-    """Return the full name of a layer's tensor, such as ``attn_q``."""
     return f"blk.{layer}.{name}.weight"
 
 
@@ -34,13 +33,9 @@ class LlamaShape:
     """Dimensions of a Llama model.
 
     Attributes:
-        layers: transformer layers.
         width: length of the residual stream.
         feed_forward: hidden units of a layer's feed-forward part.
-        heads: attention heads of a layer.
         kv_heads: heads that have keys and values of their own; each serves ``heads / kv_heads`` others.
-        head_size: length of one head's vectors.
-        vocab_size: tokens.
         tied: the embeddings are the output projection as well.
     """
 
@@ -55,21 +50,15 @@ class LlamaShape:
 
     @classmethod
     def from_gguf(cls, path: Path) -> LlamaShape:
-        """Read the shape of a GGUF file.
-
-        Raises:
-            ModelFileError: it cannot be read, is damaged, or is not a plain Llama model.
-        """
+        """Read the shape of a GGUF file; raise ``ModelFileError`` unless it is a plain Llama model."""
         return LlamaFile(path).shape
 
     @property
     def num_parameters(self) -> int:
-        """Weights of all tensors."""
         return sum(prod(dimensions) for dimensions in self.tensors().values())
 
     @property
     def group_size(self) -> int:
-        """Heads that share one head of keys and values."""
         return self.heads // self.kv_heads
 
     @property
@@ -100,7 +89,7 @@ class LlamaShape:
         return tensors
 
     def metadata(self) -> dict[str, int]:
-        """Return what a GGUF file of this shape has to say of it, by key; all of them are ``UINT32`` there."""
+        """Return the metadata of a GGUF file of this shape; all values are ``UINT32`` there."""
         return {
             "llama.vocab_size": self.vocab_size,
             "llama.embedding_length": self.width,
@@ -126,17 +115,7 @@ def check_tensors(
     name: str,
     ignored: Collection[str] = (),
 ) -> None:
-    """Check that a model has the tensors of its shape, and no others.
-
-    Args:
-        found: its tensors' dimensions by name.
-        wanted: what they have to be.
-        name: of the model, for the error.
-        ignored: tensors that may be there.
-
-    Raises:
-        ModelFileError: one is missing, of other dimensions, or unknown.
-    """
+    """Raise unless a model has the tensors of its shape, but for ``ignored`` ones, and no others."""
     for tensor, dimensions in wanted.items():
         if tensor not in found:
             raise ModelFileError(f"{name} lacks {tensor}; fetch it again, or check the number of layers it claims")
@@ -152,15 +131,7 @@ def check_tensors(
 class LlamaFile(GGUFFile):
     """A plain Llama model in one GGUF file: dense, without biases, rotary over whole heads.
 
-    Args:
-        path: the file.
-
-    Attributes:
-        shape: dimensions of the model.
-        epsilon: of its norms.
-
-    Raises:
-        ModelFileError: it cannot be read, is damaged, or holds something other than that.
+    Raises ``ModelFileError`` for any other file. ``epsilon`` is that of its norms.
     """
 
     def __init__(self, path: Path) -> None:

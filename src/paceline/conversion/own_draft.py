@@ -1,4 +1,4 @@
-"""The draft of a target's own: the target itself, quantised smaller, made once and kept.
+"""A target's own draft: the target itself, quantised smaller, made once and kept.
 
 A small copy agrees with its target far more often than another small model does, and costs as much less as it is
 smaller. That is worth most where the target's weights are read from a disk and the copy's are not.
@@ -33,15 +33,15 @@ from paceline.models.registry import CACHE_VARIABLE, OWN_DRAFT, complete_model, 
 from paceline.sizes import format_bytes
 
 MakeReport: TypeAlias = Callable[[int, int], None]
-"""Hears how many bytes of how many there are, 0 of 0 until that is known.
+"""Called with the bytes that are done and their number in all, 0 of 0 until that is known.
 
-What it raises ends the making, and nothing stays of it.
+What it raises ends the making, and no file is left.
 """
 
 _MANY_BITS: Final = 6.0
 """Bits a weight above which Q4_0, which has about 4.5, is much smaller; it is also the fastest type on most CPUs."""
 _FEW_BITS: Final = 3.75
-"""Bits a weight below which Q2_K, which has 3 to 3.5, is hardly smaller, and what is smaller agrees with little."""
+"""Bits a weight below which Q2_K, which has 3 to 3.5, is hardly smaller, and smaller types agree with little."""
 _MAX_SHARE: Final = 0.95
 """Share of the target's size that a draft of its own has at most."""
 
@@ -57,14 +57,10 @@ _PARTIAL: Final = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.\d+\.partial")
 
 @dataclass(frozen=True, slots=True)
 class OwnDraft:
-    """A draft of the target's own, as it is asked for.
+    """A request for a target's own draft.
 
     Attributes:
         file_type: to quantise the target to, such as ``"Q4_0"``; ``None`` chooses by the target.
-
-    Raises:
-        InputError: llama.cpp has no such type.
-        CapabilityError: a type is named, and llama.cpp cannot be loaded.
     """
 
     file_type: str | None = None
@@ -84,14 +80,9 @@ class OwnDraft:
 
     @classmethod
     def parse(cls, name: object) -> OwnDraft | None:
-        """Return what the name of a draft model asks for; ``None`` where it is that of another model.
+        """Return the request that the name of a draft model is, such as ``"self"`` or ``"self:Q4_0"``.
 
-        Args:
-            name: a text such as ``"self"`` or ``"self:Q4_0"``. What is no text, such as a ``Path``, is another model.
-
-        Raises:
-            InputError: as the class does.
-            CapabilityError: a type is named, and llama.cpp cannot be loaded.
+        ``None`` is the name of another model, as is a ``Path``.
         """
         if not names_own_draft(name):
             return None
@@ -99,14 +90,9 @@ class OwnDraft:
         return cls(file_type if colon else None)
 
     def of(self, target: Path) -> OwnDraftFile:
-        """Return the draft of a target; it may have to be made.
+        """Return the draft of a target, a GGUF file; it may have to be made.
 
-        Args:
-            target: a GGUF file, of a split model the first part.
-
-        Raises:
-            InputError: no draft is chosen for a target as small as this.
-            ModelFileError: the target cannot be read or is no GGUF file, or the folder of drafts cannot be read.
+        Raises ``InputError`` where the target is so small that no draft is chosen for it.
         """
         if target.is_dir():
             raise ModelFileError(
@@ -122,7 +108,7 @@ class OwnDraft:
         stem = os.fsencode(model_name(target))[:_LONGEST_NAME].decode(errors="ignore")
         path = folder / f"{stem}-{digest}-{file_type}.gguf"
         try:
-            # Whatever the target was called when it was made.
+            # The target may have had another name when the draft was made.
             kept = [] if path.is_file() else sorted(folder.glob(f"*-{digest}-{file_type}.gguf"))
         except OSError as error:
             raise ModelFileError(f"the folder of drafts {folder} cannot be read: {error.strerror or error}") from None
@@ -132,13 +118,10 @@ class OwnDraft:
 
 @dataclass(frozen=True, slots=True)
 class OwnDraftFile:
-    """The draft of a target's own, whether or not it is made yet.
+    """A target's own draft, whether or not it is made yet.
 
     Attributes:
-        target: what it is made of.
-        file_type: type of the draft's weights, such as ``Q4_0``.
         path: where it lies, or will.
-        target_bytes: size of the target.
     """
 
     target: Path
@@ -148,11 +131,11 @@ class OwnDraftFile:
 
     @property
     def name(self) -> str:
-        """What it is called where a draft model is named."""
+        """Its name where a draft model is named."""
         return f"{OWN_DRAFT}:{self.file_type}"
 
     def is_there(self) -> bool:
-        """Return whether it is made, and whole by what its header says."""
+        """Return whether it is made, and whole by its header."""
         try:
             read_gguf_model(self.path)
         except ModelFileError:
@@ -160,12 +143,7 @@ class OwnDraftFile:
         return True
 
     def foreseen_bytes(self) -> int:
-        """Return its size, whether or not it is made yet.
-
-        Raises:
-            InputError: its type takes an importance matrix.
-            ModelFileError: the target cannot be read.
-        """
+        """Return its size, made or not; raise ``InputError`` for a type that takes an importance matrix."""
         from paceline.conversion.quantize import quantized_bytes
 
         return quantized_bytes(self.target, self.file_type) or self.target_bytes
@@ -178,15 +156,10 @@ class OwnDraftFile:
         """Return its path, after making it if it is not there.
 
         Another process quantises, which an error or interrupt here ends at once. Of processes that want the same draft
-        at once one makes it, and the others wait.
+        one makes it, while the others wait; ``waiting`` is called some times a second there, and what it raises ends
+        the wait.
 
-        Args:
-            report: hears how far it is, some times a second, where it is made here.
-            waiting: is called some times a second while another process makes it. What it raises ends the wait.
-
-        Raises:
-            InputError: it would not be smaller than the target, or takes what is not there, such as room on the disk.
-            ModelFileError: the target cannot be read or quantised.
+        Raises ``InputError`` where the draft would not be smaller than the target, or has no room on the disk.
         """
         if self.is_there():
             return self.path
@@ -232,19 +205,10 @@ class OwnDraftFile:
 def make_own_draft(
     target: Path, file_type: str | None = None, *, report: Callable[[float], None] | None = None
 ) -> Path:
-    """Return the path of a target's own draft, which is made first if it is not there.
+    """Return the path of a target's own draft, which is made first if it is not there. Any thread may call it.
 
-    Any thread may call it.
-
-    Args:
-        target: a GGUF file, of a split model the first part.
-        file_type: as in :class:`OwnDraft`.
-        report: hears the share that is done, 0 to 1, some times a second while it is made, and 0 while another process
-            makes it; not at all where it is there. What it raises ends the making, and nothing stays of it.
-
-    Raises:
-        InputError: as :meth:`OwnDraft.of` and :meth:`OwnDraftFile.make` do.
-        ModelFileError: as :meth:`OwnDraft.of` and :meth:`OwnDraftFile.make` do.
+    ``report`` hears the share that is done, 0 to 1, some times a second while it is made, and 0 while another process
+    makes it; not at all where it is there. What it raises ends the making, and no file is left.
     """
     draft = OwnDraft(file_type).of(target)
     if report is None:
@@ -254,7 +218,7 @@ def make_own_draft(
 
 
 def complete_draft(incomplete: str) -> list[str]:
-    """Return what begins with ``incomplete`` and stands for a draft model, as ``complete_model`` does for any model."""
+    """Return the names of drafts that begin with ``incomplete``, as ``complete_model`` does for any model."""
     return [name for name in (OWN_DRAFT,) if name.startswith(incomplete)] + complete_model(incomplete)
 
 
@@ -290,7 +254,7 @@ def _hold_lock(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _remove_left_behind(path: Path) -> None:
-    """Remove what processes that are no more have left of a file."""
+    """Remove files that processes left half written when they were killed."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         found = _PARTIAL.fullmatch(partial.name)
         if found is not None and int(found["process"]) != os.getpid() and not psutil.pid_exists(int(found["process"])):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BUFFER_BYTES: Final = 256 << 20
-"""Most memory for the rows at hand. llama.cpp takes up to 8 GiB, more than those have who quantise a model to fit."""
+"""Most memory for the rows at hand. llama.cpp takes up to 8 GiB, more than a user has who quantises a model to fit."""
 
 _SIZE_SAID: Final = re.compile(r"quant size *= *(\d+(?:\.\d+)?) MiB")
 
@@ -40,15 +40,10 @@ def file_types() -> dict[str, int]:
 def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requantize: bool = True) -> None:
     """Write ``source`` again with other weights; ``destination`` appears only when it is complete.
 
-    Args:
-        source: a GGUF file.
-        destination: file to write or replace.
-        file_type: such as ``"F16"``, ``"Q8_0"`` or ``"Q4_K_M"``; see :func:`file_types`.
-        allow_requantize: also start from weights that are quantised already, with the loss of both.
+    The type is such as ``"F16"``, ``"Q8_0"`` or ``"Q4_K_M"`` (:func:`file_types`). With ``allow_requantize`` weights
+    that are quantised already are taken, too, with the loss of both.
 
-    Raises:
-        InputError: the file type is unknown, or the destination cannot be written.
-        ModelFileError: the source cannot be read.
+    Raises ``InputError`` for an unknown type, and where the destination cannot be written.
     """
     check_parent(destination)
     with atomic_file(destination) as partial:
@@ -56,10 +51,7 @@ def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requ
 
 
 def quantize_into(path: Path, source: Path, file_type: str, *, allow_requantize: bool = True) -> None:
-    """Write ``source`` again with other weights straight into ``path``, half a file where that fails.
-
-    Takes and raises what :func:`quantize_gguf` does.
-    """
+    """As :func:`quantize_gguf`, straight into ``path``, which has half a file where that fails."""
     number = _number(file_type)
     native.check_model_file(source)
     native.initialize()
@@ -75,14 +67,6 @@ def quantized_bytes(source: Path, file_type: str) -> int | None:
     """Return how large a file :func:`quantize_gguf` would write, within 1 % or 10 kB; ``None`` if llama.cpp keeps it.
 
     Nothing of the weights is read; it takes a millisecond or so.
-
-    Args:
-        source: a GGUF file.
-        file_type: as for :func:`quantize_gguf`.
-
-    Raises:
-        InputError: the file type is unknown, or takes an importance matrix.
-        ModelFileError: the source cannot be read.
     """
     number = _number(file_type)
     native.check_model_file(source)
@@ -97,7 +81,7 @@ def quantized_bytes(source: Path, file_type: str) -> int | None:
     size = _SIZE_SAID.search(said)
     if size is None:
         return None
-    # What stands before the weights hardly changes.
+    # The header hardly changes.
     starts = [start for start, _ in read_gguf_header(source).spans.values()]
     return round(float(size[1]) * (1 << 20)) + min(starts, default=0)
 
@@ -129,14 +113,10 @@ def _error(what: str, why: str) -> InputError:
 
 
 def quantize_rows(values: npt.NDArray[np.float32], tensor_type: int) -> npt.NDArray[np.uint8]:
-    """Return float32 rows as llama.cpp stores them in a tensor type, without an importance matrix.
+    """Return float32 rows ``[rows, columns]`` as llama.cpp stores them, ``[rows, bytes of a row]``.
 
-    Args:
-        values: ``[rows, columns]``; the columns are a multiple of the type's block.
-        tensor_type: ggml's number for the type, which is ``gguf.GGMLQuantizationType``'s too.
-
-    Returns:
-        ``[rows, bytes of a row]``.
+    No importance matrix is used. The columns are a multiple of the type's block; ``tensor_type`` is ggml's number for
+    the type, which is ``gguf.GGMLQuantizationType``'s too.
     """
     values = np.ascontiguousarray(values, np.float32)
     rows, columns = values.shape

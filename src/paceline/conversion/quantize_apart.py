@@ -36,12 +36,12 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.models.gguf_model import gguf_bytes
 
 _LOOK_S: Final = 0.1
-"""Seconds between two looks at how far it is."""
+"""Seconds between two looks at the size of the file."""
 
 _STDIN: Final = 0
 """File descriptor of standard input."""
 _MARK: Final = b"paceline "
-"""What lines for this process begin with."""
+"""Beginning of the lines that are for this process."""
 
 _PROGRAM: Final = """
 import sys
@@ -61,22 +61,17 @@ def quantize_apart(
 ) -> None:
     """Write ``source`` again with other weights, by another process; ``destination`` appears when it is complete.
 
-    Args:
-        source: a GGUF file, of a split model the first part; all parts become one file.
-        destination: file to write or replace.
-        file_type: as for :func:`~paceline.conversion.quantize.quantize_gguf`.
-        begin: is told, before anything is written, how many bytes it will be. What it raises ends it.
-        report: is told some times a second how many bytes of how many there are, 0 of 0 until that is known. What it
-            raises ends it.
+    All parts of a split model become one file. ``begin`` is called, before anything is written, with the bytes of the
+    file. ``report`` is called some times a second with the bytes that are done and their number in all, 0 of 0 until
+    that is known. What either raises ends it.
 
-    Raises:
-        InputError: the file type is unknown or takes an importance matrix, or the destination cannot be written.
-        ModelFileError: the source cannot be read or quantised.
+    Raises ``InputError`` for an unknown type, one that takes an importance matrix, and where the destination cannot be
+    written.
     """
     check_parent(destination)
     with atomic_file(destination) as partial, tempfile.TemporaryFile() as trouble:
-        # Not where one is: a file there may be called as a module is. And not of the terminal's group, where Ctrl-C
-        # would reach both.
+        # Isolated (-I), as a file in the current folder may have the name of a module; and in a session of its own, as
+        # Ctrl-C in the terminal would reach both processes.
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -119,7 +114,7 @@ def _attend(
     begin: Callable[[int], None],
     report: Callable[[int, int], None],
 ) -> int:
-    """See the other process through to the end of what it says, and return how many bytes it was to write."""
+    """Follow the other process to its end, and return how many bytes it was to write."""
     assert process.stdin is not None
     assert process.stdout is not None
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -134,13 +129,13 @@ def _attend(
         if not line:
             return num_bytes
         if not line.startswith(_MARK):
-            continue  # what a library prints
+            continue  # printed by a library
         said = json.loads(line.removeprefix(_MARK))
         if "error" in said:
             raise getattr(errors, said["error"], ModelFileError)(said["message"])
         num_bytes = said["bytes"]
         begin(num_bytes)
-        with contextlib.suppress(BrokenPipeError):  # its status says more
+        with contextlib.suppress(BrokenPipeError):  # the exit status says more
             process.stdin.write(b"go\n")
             process.stdin.flush()
 
@@ -156,7 +151,7 @@ def _describe_end(source: Path, status: int, trouble: str) -> ModelFileError:
 
 
 def _read_lines(pipe: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    """Hand on what a process says line by line, and an empty line at the end."""
+    """Hand on the output of a process line by line, and an empty line at its end."""
     with contextlib.suppress(OSError, ValueError):
         for line in pipe:
             lines.put(line)
@@ -173,21 +168,15 @@ def _size(path: Path) -> int:
 
 
 def quantize_as_told(source: str, partial: str, file_type: str) -> None:
-    """Be the other process: say how large the file will be, wait for a word, write it.
-
-    Args:
-        source: path of the GGUF file.
-        partial: path of the file to write.
-        file_type: to write it in.
-    """
+    """Be the other process: say how large the file will be, wait for a word, write it."""
     from paceline.conversion.quantize import quantize_into, quantized_bytes
 
     written = Path(partial)
     try:
-        # Where llama.cpp does not tell, it will be no larger than what it is made of.
+        # Where llama.cpp does not tell the size, the file is no larger than its source.
         num_bytes = quantized_bytes(Path(source), file_type) or gguf_bytes(Path(source))
         _say({"bytes": num_bytes})
-        # Not by Python's own reader, which a thread must not be in when the interpreter ends.
+        # Not sys.stdin, whose lock no thread may hold when the interpreter ends.
         if not os.read(_STDIN, 64):
             return
         threading.Thread(target=_end_with_parent, args=(written,), daemon=True).start()
@@ -201,7 +190,7 @@ def _say(what: dict[str, object]) -> None:
 
 
 def _end_with_parent(written: Path) -> None:
-    """Wait until nobody waits for the file any more, and leave nothing of it."""
+    """Wait until the parent lets go of the pipe, and remove the file."""
     while os.read(_STDIN, 64):
         pass
     with contextlib.suppress(OSError):

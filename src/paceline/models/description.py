@@ -33,12 +33,9 @@ class ModelDescription:
     """What is known of a model without loading it; ``None`` where the model does not say.
 
     Attributes:
-        path: the GGUF file, of a split model the first part, or the folder.
         format: which of the two it is.
         num_bytes: size of the file, of all parts of a split model, or of the folder's files.
-        num_parts: GGUF files that the model is split into; 1 for a model in one file or in a folder.
         architecture: such as ``"llama"``.
-        layers: transformer blocks.
         width: the hidden size.
         heads: query heads.
         kv_heads: key and value heads.
@@ -46,13 +43,11 @@ class ModelDescription:
         feed_forward: inner width of the feed-forward blocks.
         experts: feed-forward blocks to choose from in a mixture; of those and the counts above, a model that varies
             them from layer to layer gives the largest.
-        num_parameters: weights.
         file_type: the weights' type, by the usual name, such as ``"Q4_K_M"`` or ``"bfloat16"``.
         context_length: tokens it was trained to see.
         vocabulary_size: rows of its output, unused ids included.
         license: by its identifier, or by the file that holds it.
         summary: one line on what it is.
-        card: its model card.
         provenance: how paceline made it, by key.
         metadata: everything it says, long lists as their lengths.
     """
@@ -81,11 +76,7 @@ class ModelDescription:
 
 
 def describe(path: Path) -> ModelDescription:
-    """Read what a GGUF file or a Hugging Face folder says about itself.
-
-    Raises:
-        ModelFileError: it cannot be read, is damaged, or is no model.
-    """
+    """Read the description of a GGUF file or a Hugging Face folder."""
     try:
         if not path.is_dir():
             return _describe_gguf(path)
@@ -141,7 +132,7 @@ def _describe_gguf(path: Path) -> ModelDescription:
 
 
 def _file_type(model: GgufModel) -> str | None:
-    """Return the file's own word for its mix of types, else its commonest one."""
+    """Return the type that the file names for its mix of types, else its commonest one."""
     from gguf.constants import LlamaFileType
 
     number = model.header.metadata.get("general.file_type")
@@ -185,11 +176,7 @@ def _describe_folder(folder: Path) -> ModelDescription:
 
 
 def _count_safetensors(folder: Path) -> tuple[int | None, str | None]:
-    """Return the number of weights and their commonest type, or nothing of weights in pickled files.
-
-    Raises:
-        ModelFileError: there are no weights of any kind, or a file of them is missing or damaged.
-    """
+    """Return the number of weights and their commonest type; ``None`` for pickled files."""
     weights_by_type: Counter[str] = Counter()
     for path in weight_files(folder):
         weights_by_type.update(_count_weights(path))
@@ -242,7 +229,7 @@ def _text(value: object) -> str | None:
 
 
 def _largest(value: object) -> int | None:
-    """Return a count, of a list of them the largest."""
+    """Return a count; of a list, its largest."""
     counts = [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
     return max(counts, default=None)
 

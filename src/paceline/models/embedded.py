@@ -15,21 +15,15 @@ HELDOUT_KINDS = ("code", "prose", "json", "logs")
 
 
 def embedded_target() -> Path:
-    """Return the path of the embedded target, a GGUF file."""
     return _check_present(_FOLDER / "target-q8_0.gguf")
 
 
 def embedded_draft() -> Path:
-    """Return the path of the embedded draft model, a GGUF file."""
     return _check_present(_FOLDER / "draft-q8_0.gguf")
 
 
 def heldout(kind: str) -> list[str]:
-    """Return pieces of text that the embedded pair was not trained on, for measuring and for tests.
-
-    Args:
-        kind: one of :data:`HELDOUT_KINDS`.
-    """
+    """Return pieces of text that the embedded pair was not trained on, of one of :data:`HELDOUT_KINDS`."""
     if kind not in HELDOUT_KINDS:
         raise InputError(f"there is no held-out text of kind {kind!r}; choose from {', '.join(HELDOUT_KINDS)}")
     lines = _check_present(_FOLDER / "heldout" / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Files of models: those without content, JSON that says what is wrong with it, and folders that may be written."""
+"""Files of models: files without content, JSON with errors that name the place, and folders that may be written."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paceline.core.errors import InputError, ModelFileError
 _LFS_POINTER: Final = b"version https://git-lfs"
 """Bytes that a Git LFS pointer begins with."""
 LONGEST_START: Final = len(_LFS_POINTER)
-"""Bytes that :func:`explain_no_content` judges a file by."""
+"""First bytes of a file that :func:`explain_no_content` needs."""
 
 _LONGEST_REASON: Final = 200
-"""Characters that are repeated of what is wrong with an entry: it may quote all of it."""
+"""Characters that are repeated of an error about an entry: it may quote all of it."""
 
 OF_DAMAGED_ENTRIES: Final = (
     LookupError,
@@ -30,7 +30,7 @@ OF_DAMAGED_ENTRIES: Final = (
     RecursionError,
     struct.error,
 )
-"""What comes of entries of a file that are not as they should be."""
+"""Errors that reading damaged entries of a file may raise."""
 
 _NO_FILES: Final = {
     stat.S_IFIFO: "a pipe",
@@ -50,11 +50,9 @@ def explain_no_content(start: bytes) -> str | None:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse what is no file but stands in a folder like one: whoever opened a pipe would wait, maybe for ever.
+    """Raise ``ModelFileError`` for a pipe, a device or a socket in place of a file: opening a pipe may wait for ever.
 
-    Raises:
-        ModelFileError: it is a pipe, a device or a socket.
-        OSError: nothing can be said of it; it may be missing.
+    Raises ``OSError`` where the file is missing.
     """
     kind = _NO_FILES.get(stat.S_IFMT(path.stat().st_mode))
     if kind is not None:
@@ -62,23 +60,13 @@ def check_is_file(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, without the byte order mark that some editors put before it.
-
-    Raises:
-        ModelFileError: it is a pipe, a device or a socket.
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """Return the text of a file, without the byte order mark that some editors put before it."""
     check_is_file(path)
     return path.read_text(encoding="utf-8-sig")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        ModelFileError: it is missing, unreadable, or not one JSON object.
-    """
+    """Return the object in a JSON file; raise ``ModelFileError`` for anything else."""
     try:
         content = json.loads(read_text(path))
     except FileNotFoundError:
@@ -94,14 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explain_damaged_entries(path: Path) -> Iterator[None]:
-    """Turn what comes of entries that are not as they should be, of whatever kind, into one line.
-
-    Args:
-        path: of the file or folder that has them, for the message.
-
-    Raises:
-        ModelFileError: inside the ``with`` block something came of them.
-    """
+    """Turn errors of :data:`OF_DAMAGED_ENTRIES` into a ``ModelFileError`` that names the file or folder."""
     try:
         yield
     except OF_DAMAGED_ENTRIES as error:
@@ -117,16 +98,11 @@ def read_json_if_present(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write an object as readable JSON."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_new_folder(folder: Path, source: Path, *, force: bool) -> None:
-    """Check that ``folder`` may be written: it is absent, empty, or may be replaced.
-
-    Raises:
-        InputError: the message says why not, and the way out.
-    """
+    """Raise ``InputError`` unless ``folder`` may be written: it is absent, empty, or may be replaced."""
     check_parent(folder)
     if not folder.exists():
         return
@@ -139,5 +115,5 @@ def check_new_folder(folder: Path, source: Path, *, force: bool) -> None:
     if source.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{folder} holds the source {source.name}, so it cannot be replaced; give another folder")
     if not (folder / "config.json").is_file():
-        # Replacing deletes what is there: only what looks like an earlier conversion.
+        # Replacing deletes the folder: only where it looks like an earlier conversion.
         raise InputError(f"{folder} is not a model folder, so it is not replaced; give another folder")

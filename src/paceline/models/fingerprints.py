@@ -1,4 +1,4 @@
-"""Telling models apart by what is in their files, without reading all of it."""
+"""Fingerprints: telling models apart by what is in their files, without reading all of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paceline.models.files import check_is_file
 from paceline.models.gguf_model import part_paths
 
 _HEAD_BYTES: Final = 1 << 20
-"""Bytes read of the head of a file."""
+"""Bytes read from the head of a file."""
 _BLOCK_BYTES: Final = 1 << 16
-"""Bytes of a block that is read."""
+"""Bytes of each block that is read."""
 _BLOCKS: Final = 64
 """Blocks read of a file besides its head: 5 MiB in all, so that 40 GB take as long as 40 MB."""
 
@@ -26,9 +26,6 @@ def fingerprint(path: Path) -> str:
 
     It covers sizes, the head of each file, which says all of a GGUF file's shapes and types, and blocks spread over the
     rest. A folder's files count with their names, and so do the other parts of a split GGUF file.
-
-    Raises:
-        ModelFileError: a file cannot be read.
     """
     digest = hashlib.sha256()
     try:

@@ -1,4 +1,4 @@
-"""What no file that works says of its model, and llama.cpp ends its process over instead of refusing it.
+"""Values of a damaged GGUF header over which llama.cpp ends its process instead of refusing the file.
 
 Values of a wrong type and shapes that do not fit are left to llama.cpp, which says so in words.
 """
@@ -22,7 +22,7 @@ MAX_LAYERS: Final = 512
 _LONGEST_CONTEXT: Final = 2**31 - 1
 """Tokens that llama.cpp can count."""
 LARGEST_VOCABULARY: Final = 1 << 24
-"""Tokens; llama.cpp writes to memory for all that a file says it has."""
+"""Most tokens of a vocabulary; llama.cpp writes to memory for as many as a file claims."""
 
 _ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 _EPSILONS: Final = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
@@ -37,11 +37,7 @@ _SENTENCEPIECE_BYTES: Final = frozenset(b"<0x%02X>" % byte for byte in range(256
 
 
 def check_values(path: Path, header: GgufHeader) -> None:
-    """Check what a header says of a model.
-
-    Raises:
-        ModelFileError: llama.cpp would end the process over a value.
-    """
+    """Raise ``ModelFileError`` for a value in a header over which llama.cpp would end the process."""
     said = header.metadata
     architecture = str(said.get("general.architecture"))
 
@@ -80,14 +76,10 @@ def check_values(path: Path, header: GgufHeader) -> None:
 
 
 def check_tokens(path: Path, metadata: Mapping[str, Value]) -> bool:
-    """Check the tokens of a vocabulary, which takes longer than :func:`check_values`.
+    """Check the tokens of a vocabulary, and return whether any text can be spelled by them.
 
-    Returns:
-        Whether any text can be put into tokens. llama.cpp ends the process over a byte that a SentencePiece vocabulary
-        has no token for.
-
-    Raises:
-        ModelFileError: llama.cpp would end the process over them.
+    It takes longer than :func:`check_values`. llama.cpp ends the process over a byte that a SentencePiece vocabulary
+    has no token for.
     """
     tokens = read_gguf_texts(path, _TOKENS)
     counts = Counter(token for token in tokens if token)

@@ -1,6 +1,6 @@
 """A GGUF file for reading: its metadata, checked for type, and its tensors, a few rows at a time.
 
-What stands before the weights is had sooner, without the vocabulary, by :mod:`~paceline.models.gguf_header`.
+Without weights and vocabulary, :mod:`~paceline.models.gguf_header` reads a file faster.
 """
 
 from __future__ import annotations
@@ -32,16 +32,12 @@ class GGUFTensor:
     path: Path
     name: str
     shape: tuple[int, ...]
-    """Rows first, as numpy and safetensors have it; the file has it the other way round."""
+    """Rows first, as in numpy and safetensors; in the file they come last."""
     kind: gguf.GGMLQuantizationType
     _data: npt.NDArray[Any]
 
     def floats(self, index: npt.NDArray[np.int64] | slice = slice(None)) -> Floats:
-        """Return the tensor, or some of its first axis, as float32, dequantised.
-
-        Raises:
-            ModelFileError: its quantisation is unknown to the ``gguf`` package.
-        """
+        """Return the tensor, or some of its first axis, as float32, dequantised."""
         from gguf.quants import dequantize
 
         try:
@@ -64,14 +60,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """The content of one GGUF file.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ModelFileError: the file is missing, damaged, of another format, no model, or one part of several.
-    """
+    """The content of one GGUF file, which is a whole model. Raises ``ModelFileError`` for anything else."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +75,7 @@ class GGUFFile:
         except OSError as error:
             raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, IndexError) as error:
-            # Lengths are checked by now; this is what the package does not know, such as a new type of tensors.
+            # Lengths are checked by now; left is what the package does not know, such as a new type of tensors.
             raise ModelFileError(f"{path} is damaged, or newer than the gguf package ({error})") from None
 
     @property
@@ -96,7 +85,6 @@ class GGUFFile:
 
     @cached_property
     def tensors(self) -> dict[str, GGUFTensor]:
-        """All tensors by name."""
         return {
             tensor.name: GGUFTensor(
                 self.path,
@@ -119,14 +107,13 @@ class GGUFFile:
             raise ModelFileError(f"{self.path} has a damaged {key} ({error}); copy or download it again") from None
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string of the metadata."""
         value = self._required(key, default)
         if not isinstance(value, str):
             raise ModelFileError(f"{self.path} has {key} = {value!r}, and a text is needed")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of the metadata; arrays, one value a layer, are refused unless they are constant."""
+        """Return a whole number of the metadata; an array, one value a layer, must be constant."""
         value = self._required(key, default)
         if isinstance(value, list) and value and len(set(value)) == 1:
             value = value[0]

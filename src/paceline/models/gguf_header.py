@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself, read without its weights.
+"""The header of a GGUF file: its metadata and the places of its tensors, read without its weights.
 
 The ``gguf`` package's reader builds an array for every token and every merge: 6.6 s and 500 MB for a vocabulary of 152k
 [2-core machine]. A list of models needs the lengths of those arrays only, which takes some 0.1 s here.
@@ -30,7 +30,7 @@ Value: TypeAlias = Scalar | list[Scalar]
 _MAGIC: Final = b"GGUF"
 _OLDEST_VERSION, _NEWEST_VERSION = 2, 3
 _OLDER_MAGICS: Final = (b"lmgg", b"fmgg", b"tjgg", b"algg")
-"""What llama.cpp's formats before GGUF start with (ggml, ggmf, ggjt, ggla), as it lies in the file."""
+"""First bytes of llama.cpp's formats before GGUF (ggml, ggmf, ggjt, ggla)."""
 _SCALARS: Final = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -56,7 +56,7 @@ _LONGEST_SHOWN: Final = 80
 """Characters of a key in a message."""
 
 _MAX_ITEMS: Final = 1 << 24
-"""No vocabulary, list of keys or list of tensors is longer; a damaged count would be walked for minutes."""
+"""Most items of a vocabulary, list of keys or list of tensors; a damaged count would be walked for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,7 @@ class GgufHeader:
         metadata: every key but the long arrays.
         array_lengths: items of each array that is not in ``metadata``.
         weights_by_type: number of weights in all tensors of this file, by ggml's number for their type.
-        spans: where each tensor lies in the file, its first byte and the one after its last, by its name; without those
-            of a type that nobody here knows.
-        tensors: names of all tensors.
+        spans: first byte and the one after the last of each tensor, by its name; tensors of unknown types are left out.
         num_bytes: length of all this, from the start of the file.
     """
 
@@ -82,7 +80,6 @@ class GgufHeader:
 
     @property
     def num_parameters(self) -> int:
-        """Weights in all tensors of this file."""
         return sum(self.weights_by_type.values())
 
     @property
@@ -92,7 +89,7 @@ class GgufHeader:
 
 
 def commonest_type(weights_by_type: Mapping[int, int]) -> str | None:
-    """Return the type that most weights have, by its usual name; ``None`` if there are none, or nobody knows it."""
+    """Return the type that most weights have, by its usual name; ``None`` for an unknown type or none."""
     from gguf.constants import GGMLQuantizationType
 
     names = {int(kind): str(kind.name) for kind in GGMLQuantizationType}
@@ -104,21 +101,14 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Read everything before the weights, and check that the file is long enough for them.
 
     Every command opens a GGUF file by this function first, so that all of them say the same of a file that is none, or
-    is one of another byte order or version.
-
-    Raises:
-        ModelFileError: the file cannot be read, is no GGUF file of a version known here, or is truncated or damaged.
+    is of another byte order or version.
     """
     with _open_reader(path) as reader:
         return reader.header()
 
 
 def read_gguf_texts(path: Path, key: str) -> list[bytes]:
-    """Read the texts of one array of the metadata, which may be a vocabulary; none where there is no such array.
-
-    Raises:
-        ModelFileError: as for :func:`read_gguf_header`.
-    """
+    """Read the texts of one array of the metadata, which may be a vocabulary; none where there is no such array."""
     with _open_reader(path) as reader:
         reader.wanted = key
         reader.header()
@@ -163,11 +153,10 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    """A place in the file that moves on with everything read.
+    """Reads the header from front to back.
 
     Attributes:
-        wanted: key of an array whose texts are to be kept.
-        texts: of that array.
+        wanted: key of an array whose texts are kept in ``texts``.
     """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
@@ -197,7 +186,7 @@ class _Reader:
         return GgufHeader(metadata, array_lengths, weights_by_type, spans, names, self._offset)
 
     def _check_version(self, version: int) -> None:
-        """Refuse versions of which the rest cannot be read, or not by llama.cpp."""
+        """Raise for versions of which the rest cannot be read, or not by llama.cpp."""
         if version & 0xFFFF == 0 and version != 0:  # no version is that large: its bytes stand the other way round
             raise ModelFileError(
                 f"{self._path} is a big-endian GGUF file, and little-endian ones can be read; convert a copy with: "

@@ -48,7 +48,6 @@ class GgufModel:
         paths: its files, the first part first.
         header: of the first part, which says everything about the model but the weights of the others.
         weights_by_type: number of weights in all parts, by ggml's number for their type.
-        num_bytes: size of all parts.
         header_bytes: what stands before the weights of each part.
     """
 
@@ -60,24 +59,17 @@ class GgufModel:
 
     @property
     def num_parameters(self) -> int:
-        """Weights in all parts."""
         return sum(self.weights_by_type.values())
 
     @property
     def tensor_type(self) -> str | None:
-        """The type most of the weights have, by its usual name; ``None`` without weights."""
         return commonest_type(self.weights_by_type)
 
 
 def read_gguf_model(path: Path) -> GgufModel:
-    """Read what stands before the weights in all parts of a model.
+    """Read the headers of a model in one file, or in several of which ``path`` is the first.
 
-    Args:
-        path: the file, or the first part of several.
-
-    Raises:
-        ModelFileError: a file cannot be read or is damaged, a part is missing, ``path`` is a later part, or the file
-            holds no model.
+    Raises ``ModelFileError`` also for a later part, and for a file that holds no model.
     """
     header = read_gguf_header(path)
     paths = _paths(path, header.metadata)
@@ -97,7 +89,7 @@ def read_gguf_model(path: Path) -> GgufModel:
 
 
 def part_paths(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all parts of the model that a file is part of by its name, whether or not they exist.
+    """Return the paths of all parts of the model that a file belongs to by its name, whether or not they exist.
 
     The first part comes first. A file whose name is not that of a part is alone.
     """
@@ -114,7 +106,7 @@ def gguf_bytes(path: Path) -> int:
 
 
 def model_name(path: Path) -> str:
-    """Return what a model is called by the name of its file, without the number of a part and the ending."""
+    """Return the name of a model's file without the number of a part and the ending."""
     name = _PART_NAME.fullmatch(path.name)
     return path.stem if name is None else name["model"]
 
@@ -126,7 +118,7 @@ def is_later_part(path: Path) -> bool:
 
 
 def _paths(path: Path, said: Mapping[str, Value]) -> tuple[Path, ...]:
-    """Return the files of a model whose first part is ``path``, all of them there."""
+    """Return the files of a model whose first part is ``path``; raise where one is missing."""
     number, count = said.get("split.no", 0), said.get("split.count", 1)
     paths = part_paths(path)
     if isinstance(number, int) and number > 0:

@@ -1,4 +1,4 @@
-"""The models that have names: the embedded pair, what lies in this machine's folder of models, and in the hub's cache.
+"""Models by name: the embedded pair, this machine's folder of models, and the hub's cache.
 
 ::
 
@@ -25,23 +25,22 @@ from paceline.models.hub.local_cache import find_cached, list_cached
 from paceline.models.hub.reference import HubModel
 
 _NEAR: Final = 0.6
-"""Share of its characters by which a model's name is near another: less than for options, as who leaves out what a
-model was quantised to means the one that is there."""
+"""Share of its characters by which a model's name is near another.
+
+Less than for options: who leaves out the quantisation means the model that is there.
+"""
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that names another folder for what paceline keeps on this machine."""
 
 OWN_DRAFT: Final = "self"
-"""What a target's own draft is called where a draft model is named. A file of that name is ``./self``."""
+"""Name of a target's own draft where a draft model is named. A file of that name is ``./self``."""
 
 
 def models_folder() -> Path:
-    """Return the folder of the models made on this machine, whether or not it exists yet.
+    """Return the folder of the models made on this machine; it may not exist.
 
     It is ``models`` in the user's cache folder, or in the folder that ``PACELINE_CACHE`` names.
-
-    Raises:
-        ModelFileError: ``PACELINE_CACHE`` begins with the home of a user who is not there.
     """
     override = os.environ.get(CACHE_VARIABLE)
     if not override:
@@ -55,10 +54,7 @@ def models_folder() -> Path:
 
 
 def drafts_folder() -> Path:
-    """Return the folder of the drafts that were made of targets (:mod:`paceline.conversion.own_draft`).
-
-    It lies beside :func:`models_folder`, whether or not it exists yet. Raises as that does.
-    """
+    """Return the folder of drafts that were made of targets, beside :func:`models_folder`; it may not exist."""
     return models_folder().with_name("drafts")
 
 
@@ -72,8 +68,6 @@ class NamedModel:
     """A model that can be called by name instead of by path.
 
     Attributes:
-        name: what to call it.
-        path: a GGUF file or Hugging Face folder.
         embedded: it travels with paceline, rather than lying in a cache.
         of_hub: it lies in the cache of the Hugging Face hub, which other programs share, rather than in
             :func:`models_folder`.
@@ -91,9 +85,6 @@ def named_models() -> list[NamedModel]:
     """Return all models that have names: the embedded ones, and by name the cached ones, drafts and those of the hub.
 
     No weights are opened, so a model may turn out to be unreadable.
-
-    Raises:
-        ModelFileError: the folder of models, or that of drafts, cannot be listed.
     """
     models = _list_cached()
     taken = {model.name for model in models}
@@ -125,12 +116,9 @@ def resolve_model(model: str | Path) -> Path:
 
     A path wins where a model lies at it. A folder that holds none, such as a build's ``target``, does not hide a name.
     Of the hub's models those in its cache have names, and the hub is not asked (:func:`paceline.from_hub` asks it).
-
-    Raises:
-        ModelFileError: it is neither; the message says what may have been meant, or where the names are listed.
     """
     if not str(model):
-        # A Path of it would be the folder one is in.
+        # Path("") would be the current folder.
         raise ModelFileError("the name of the model is empty: give a path, or a name that paceline models lists")
     path = Path(model)
     try:
@@ -141,7 +129,7 @@ def resolve_model(model: str | Path) -> Path:
         if named is not None:
             return named.path
         if path.exists():
-            return path  # what opens it knows best what is wrong with it
+            return path  # its reader can say best what is wrong with it
     except OSError as error:
         raise ModelFileError(f"{model} cannot be read: {error.strerror or error}") from None
     asked = _find_hub_model(str(model))
@@ -161,7 +149,7 @@ def resolve_model(model: str | Path) -> Path:
 
 
 def _suggest_path(path: Path) -> str | None:
-    """Return the path of the model in a file's folder whose name is spelled most like the file's, if one is near."""
+    """Return the path of the model in a file's folder whose name is nearest to the file's, if one is near."""
     with contextlib.suppress(OSError):
         there_are = {
             model_name(beside) if beside.suffix == ".gguf" else beside.name: beside.name
@@ -182,12 +170,9 @@ def _find_hub_model(name: str) -> HubModel | None:
 def remove(name: str) -> Path:
     """Delete a cached model, and return where it lay.
 
-    A folder disappears from the cache at once, even if deleting it is interrupted. Of a split model all parts go, the
-    later ones first: while the first is there, the name still stands for what is left to be removed. Of a model of the
-    hub, what others in its cache share stays.
-
-    Raises:
-        InputError: the model is an embedded one, no cached model has this name, or the system does not let it go.
+    A folder disappears from the cache at once, even if deleting it is interrupted. Of a split model the later parts go
+    first: while the first is there, the name still stands for what is left to be removed. Of a model of the hub, what
+    others in its cache share stays. Embedded models cannot be removed (``InputError``).
     """
     model = find_removable(name)
     path = model.path
@@ -243,7 +228,7 @@ def _find(name: str) -> NamedModel | None:
 
 
 def _iter_cached_paths(folder: Path) -> Iterator[Path]:
-    """Yield GGUF files, of a split model the first part, and folders in a folder of the cache.
+    """Yield the GGUF files (of split models the first part) and folders in a folder of the cache.
 
     Hidden ones are being written or deleted.
     """

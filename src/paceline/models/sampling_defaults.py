@@ -1,4 +1,4 @@
-"""What a model says about how it is to be sampled: defaults for requests that do not say it themselves.
+"""A model's own sampling settings: defaults for requests that do not set them.
 
 ::
 
@@ -31,9 +31,9 @@ from paceline.models.files import read_json_if_present
 from paceline.models.gguf_header import read_gguf_header
 
 _GGUF_PREFIX: Final = "general.sampling."
-"""Beginning of the metadata keys that say how a model wants to be sampled."""
+"""Beginning of the metadata keys of sampling settings."""
 _SEQUENCE: Final = "sequence"
-"""What follows the prefix in the key of the order of processors."""
+"""Behind the prefix, the key of the order of processors."""
 _OF_GGUF: Final = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -45,7 +45,7 @@ _OF_GGUF: Final = {
 """Fields of :class:`~paceline.core.params.SamplingParams`, by what follows the prefix."""
 
 _FOLDER_FILE: Final = "generation_config.json"
-"""File of a folder that says how a model wants to be sampled."""
+"""File of a folder with its sampling settings."""
 _OF_FOLDERS: Final = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -56,8 +56,7 @@ _OF_FOLDERS: Final = {
 """Fields of :class:`~paceline.core.params.SamplingParams`, by what ``generation_config.json`` calls them."""
 
 _MISSING_OF_GGUF: Final[Mapping[str, object]] = {"mirostat": 0, "xtc_probability": 0}
-"""What changes the distribution and is not to be had here, by what follows the prefix, with the value that changes
-nothing."""
+"""Settings that change the distribution and are not supported, by what follows the prefix, with their neutral value."""
 _MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
     "num_beams": 1,
     "typical_p": 1,
@@ -75,8 +74,9 @@ _MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
-"""What changes the distribution and is not to be had here, by what ``generation_config.json`` calls it, with the value
-that changes nothing."""
+"""Settings that change the distribution and are not supported, by key of ``generation_config.json``, with their neutral
+value.
+"""
 
 _PROCESSORS: Final = {
     "penalties": "penalties",
@@ -89,16 +89,16 @@ _PROCESSORS: Final = {
 }
 """Processors by llama.cpp's names for its samplers, written without ``_`` and ``-`` as its aliases are."""
 _OFF_BY_DEFAULT: Final = ("dry", "topnsigma", "typp", "typ", "xtc", "adaptivep")
-"""Samplers that change nothing where they are not set; a model can set ``xtc`` alone, which is told by itself."""
+"""Samplers that change nothing where they are not set; a model can set ``xtc`` alone, which is reported separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a model says about how it is to be sampled.
+    """A model's sampling settings.
 
     Attributes:
         values: by the fields of :class:`~paceline.core.params.SamplingParams`, each of them checked; read-only.
-        source: what says it, for people; empty where nothing does.
+        source: where they were read, for people; empty where there are none.
     """
 
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -114,17 +114,7 @@ NO_DEFAULTS: Final = SamplingDefaults()
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:
-    """Read what a model says about how it is to be sampled.
-
-    Args:
-        path: a GGUF file, of a split model the first part, or a Hugging Face folder.
-
-    Raises:
-        ModelFileError: the GGUF file cannot be read.
-
-    Warns:
-        ModelWarning: something that is said cannot be used, and is left aside.
-    """
+    """Read the sampling settings of a model; warn of those that cannot be used, and leave them out."""
     defaults = _read_folder(path / _FOLDER_FILE) if path.is_dir() else _read_gguf(path)
     return defaults if defaults.values else NO_DEFAULTS
 
@@ -164,14 +154,14 @@ def _read_folder(path: Path) -> SamplingDefaults:
 
 
 def _check_values(path: Path, said: Mapping[str, object], fields: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """Return the values that can be used, by field, and tell of the others."""
+    """Return the values that can be used, by field, and warn of the others."""
     values: dict[str, Any] = {}
     for key, name in fields.items():
         value = said.get(key)
         if value is None:
             continue
         if name == "top_k" and value == -1:
-            value = 0  # both stand for all tokens
+            value = 0  # -1 and 0 both stand for all tokens
         try:
             values[name] = getattr(SamplingParams(**{name: value}), name)  # type: ignore[arg-type]
         except InputError as error:
@@ -182,8 +172,8 @@ def _check_values(path: Path, said: Mapping[str, object], fields: Mapping[str, s
 def _parse_order(sequence: object) -> tuple[str, ...] | None:
     """Return the order of processors that llama.cpp's order of samplers stands for, if it stands for one.
 
-    Its logit bias always comes first. A sampler that is left out there is not used, whatever it is set to, which no
-    order says.
+    Logit bias always comes first. A sampler that llama.cpp's order leaves out is not used, whatever it is set to, which
+    no order here can say.
     """
     if not isinstance(sequence, str):
         return None

@@ -1,4 +1,4 @@
-"""Which files of a Hugging Face folder make it a model: its configuration, its weights, and whether all are there."""
+"""The files that make a Hugging Face folder a model: its configuration and its weights, and whether all are there."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from paceline.models.files import LONGEST_START, check_is_file, explain_no_conte
 from paceline.models.gguf_model import is_later_part
 
 INDEX: Final = "model.safetensors.index.json"
-"""Name of the file that says which weights are in which file."""
+"""The file that says which weights are in which file."""
 SINGLE: Final = "model.safetensors"
-"""Name of the file of weights where there is only one."""
+"""The file of weights where there is only one."""
 _LONGEST_HEADER: Final = 100_000_000
-"""Bytes, as in the safetensors library."""
+"""Most bytes of a header, as in the safetensors library."""
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Check that a folder has the configuration of a Hugging Face model.
+    """Raise ``ModelFileError`` for a folder without the configuration of a Hugging Face model, or with pipes for files.
 
-    Raises:
-        ModelFileError: it has none; the message says what the folder is, where that can be told. Or something in it is
-            no file, which whoever loads it would wait for.
+    The message says what the folder is, where that can be told.
     """
     if (folder / "config.json").is_file():
         for path in folder.iterdir():
@@ -46,9 +44,6 @@ def weight_files(folder: Path) -> list[Path]:
 
     As in transformers, a single file wins over an index. Other files of that kind, such as
     ``consolidated.safetensors``, hold the same weights once more, or others.
-
-    Raises:
-        ModelFileError: there are no weights, or one of the files is missing, empty or a Git LFS pointer.
     """
     index, single = folder / INDEX, folder / SINGLE
     if single.is_file():
@@ -73,11 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weight_map(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor by the tensor's name, as the index has it.
-
-    Raises:
-        ModelFileError: the index is damaged, or leads out of the folder.
-    """
+    """Return the file of each tensor by the tensor's name; the index must not lead out of the folder."""
     weight_map: Any = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
         raise ModelFileError(f"{folder / INDEX} has no weight_map of file names; fetch the folder again")
@@ -85,15 +76,7 @@ def read_weight_map(folder: Path) -> dict[str, str]:
 
 
 def header_bytes(path: Path, start: bytes) -> int:
-    """Return the length of what describes the tensors of a safetensors file.
-
-    Args:
-        path: of the file.
-        start: its first 8 bytes.
-
-    Raises:
-        ModelFileError: the file is shorter, or something else.
-    """
+    """Return the length of a safetensors header from the first 8 bytes of the file."""
     if len(start) < 8:
         raise ModelFileError(f"{path} is truncated or damaged: it has {len(start)} bytes; copy or download it again")
     length = int.from_bytes(start, "little")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["exact_dtype", "folder_to_gguf", "gguf_to_folder"]
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""How much of a tensor, as float32, is converted at once."""
+"""Bytes of a tensor, as float32, that are converted at once."""
 
 _CARRIED: Final = ("name", "description", "license")
 """Keys under ``general.`` that a folder keeps in its ``config.json`` for the way back, under ``gguf_metadata``."""
@@ -68,16 +68,9 @@ def gguf_to_folder(
 ) -> None:
     """Write a GGUF file as a Hugging Face folder, tokenizer included; it appears only when it is complete.
 
-    Unused tokens, which fill up the vocabulary, are not in the tokenizer; their rows stay. The folder ends an answer at
-    the tokens at which llama.cpp ends one of the file.
-
-    Args:
-        source: a GGUF file of architecture ``llama``, of any quantisation that the ``gguf`` package can undo.
-        folder: to make; it may exist if it is empty.
-        dtype: ``F32``, ``F16`` or ``BF16``, of the matrices. Norms are stored as float32 always.
-        report: called with the bytes written so far and in all.
-        force: replace a model folder that is there.
-        shard_bytes: most bytes of weights in one file.
+    Any quantisation can be read that the ``gguf`` package can undo. Norms are stored as float32 always. Unused tokens,
+    which fill up the vocabulary, are not in the tokenizer; their rows stay. The folder ends an answer at the tokens at
+    which llama.cpp ends one of the file. ``report`` is called with the bytes written so far and in all.
 
     Raises:
         InputError: the model has something a Hugging Face Llama has not, or the folder cannot be written.
@@ -129,17 +122,9 @@ def folder_to_gguf(
 ) -> None:
     """Write a Hugging Face folder as a GGUF file, tokenizer included; it appears only when it is complete.
 
-    For a quantised file, write one of these types first and call
-    :func:`paceline.conversion.quantize.quantize_gguf` on it.
-
-    Args:
-        folder: of a ``LlamaForCausalLM``, or a ``MistralForCausalLM`` without sliding window.
-        destination: file to write or replace.
-        dtype: ``F32``, ``F16`` or ``BF16``, of the matrices. Norms are stored as float32 always.
-        name: ``general.name``; by default the one the folder was converted from, else the folder's.
-        description: ``general.description``.
-        license: ``general.license``.
-        report: called with the bytes written so far and in all.
+    The folder is of a ``LlamaForCausalLM``, or of a ``MistralForCausalLM`` without sliding window. Norms are stored as
+    float32 always. ``name`` is by default the one that the folder was converted from, else the folder's. For a
+    quantised file, write one of these types first and call :func:`paceline.conversion.quantize.quantize_gguf` on it.
 
     Raises:
         InputError: the model has something that llama.cpp's ``llama`` has not, or the disk is full.
@@ -212,11 +197,7 @@ def folder_to_gguf(
 
 
 def exact_dtype(folder: Path) -> str:
-    """Return the smallest type that holds all weights of a Hugging Face folder as they are: F32, F16 or BF16.
-
-    Raises:
-        ModelFileError: its weights cannot be read.
-    """
+    """Return the smallest type that holds all weights of a Hugging Face folder as they are: F32, F16 or BF16."""
     stored = {tensor.dtype for tensor in read_tensors(folder).values() if len(tensor.shape) > 1}
     return stored.pop() if stored in ({"F16"}, {"BF16"}) else "F32"
 
@@ -236,8 +217,6 @@ def _convert_rows(
 
 
 class _Progress:
-    """Counts bytes as they are written."""
-
     def __init__(self, total: int, report: ByteReport | None) -> None:
         self.total = total
         self._done = 0

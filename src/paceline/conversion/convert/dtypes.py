@@ -1,4 +1,4 @@
-"""The three types that weights are stored in here, and the way between each and float32."""
+"""The types that converted weights are stored in, F32, F16 and BF16, and the way between each and float32."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class WeightType(NamedTuple):
     """One type of weights, by its names in both formats."""
 
     name: str
-    """As safetensors and GGUF call it."""
+    """Name in safetensors and GGUF."""
     config_name: str
-    """As torch, and so ``config.json``, calls it."""
+    """Name in torch and ``config.json``."""
     item_bytes: int
     file_type: int
     """``general.file_type`` of a GGUF file whose matrices are of this type."""
@@ -37,18 +37,14 @@ WEIGHT_TYPES: Final = {
 
 
 def weight_type(name: str) -> WeightType:
-    """Return the type called ``name``, in any case.
-
-    Raises:
-        InputError: it is none of :data:`WEIGHT_TYPES`.
-    """
+    """Return the type called ``name``, in any case."""
     if name.upper() not in WEIGHT_TYPES:
         raise InputError(f"weights cannot be stored as {name!r}; choose from {', '.join(WEIGHT_TYPES)}")
     return WEIGHT_TYPES[name.upper()]
 
 
 def stored_type(shape: Sequence[int], wanted: WeightType) -> WeightType:
-    """Return how a tensor of this shape is stored: norms stay float32, being few and touching everything."""
+    """Return the type of a tensor of this shape: norms stay float32, being few and touching everything."""
     return WEIGHT_TYPES["F32"] if len(shape) == 1 else wanted
 
 
@@ -64,8 +60,7 @@ def decode(raw: Bytes, name: str) -> Floats:
 def encode(values: Floats, kind: WeightType, tensor: str) -> Bytes:
     """Return the bytes of ``values`` as ``kind``, rounded to the nearest; ``tensor`` is its name, for the error.
 
-    Raises:
-        InputError: a finite value is beyond what F16 can hold.
+    Raises ``InputError`` for a finite value beyond what F16 can hold.
     """
     if kind.name == "F16":
         with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Where an answer ends: at the same tokens in both formats.
+"""End tokens: a converted model ends its answers at the same tokens in both formats.
 
 A Hugging Face folder lists its end tokens by id. A GGUF file names up to three, and llama.cpp adds those that it knows
 by their text. Which these are is not written down here. llama.cpp is asked, of the file that is read or of a small one
@@ -27,12 +27,8 @@ _END_OF_MESSAGE: Final = frozenset({"<|eom_id|>"})
 def choose_end_keys(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
     """Return the end tokens that a GGUF file has to name so that llama.cpp ends where the folder does.
 
-    Args:
-        vocabulary: of a folder.
-        name: of the folder, for messages.
-
-    Returns:
-        Token ids under ``eos`` and, where they are needed or their text says what they are, ``eot`` and ``eom``.
+    They are under ``eos`` and, where they are needed or their text says what they are, ``eot`` and ``eom``. ``name`` is
+    the folder's, for messages.
 
     Raises:
         InputError: llama.cpp would not end at one of the tokens.

@@ -1,4 +1,4 @@
-"""A Llama-type model without its weights, in the words of both formats: its sizes, and the names of its tensors."""
+"""The settings of a Llama-type model in both formats: its sizes, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HF_LAYER_NAMES: Final = {
 }
 
 _LARGEST_SIZE: Final = 2**31 - 1
-"""Most of anything that GGUF counts of a model."""
+"""Largest size that GGUF can hold."""
 
 _REFUSED_KEYS: Final = (
     "attention.scale",
@@ -54,7 +54,7 @@ _REFUSED_KEYS: Final = (
     "residual_scale",
     "logit_scale",
 )
-"""Keys under ``llama.`` that change what the model computes, and that a Hugging Face Llama has no word for."""
+"""Keys under ``llama.`` that change what the model computes, and that a Hugging Face Llama has no key for."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class LlamaSettings:
     rope: Rope
 
     def weights(self) -> list[Weight]:
-        """Return the tensors that such a model has, all of them, in the order to write them."""
+        """Return all tensors of such a model, in the order to write them."""
         return [
             Weight(_hf_name(name), name, dimensions, self.shape.head_size if _is_rotated(name) else None)
             for name, dimensions in self.shape.tensors().items()
         ]
 
     def rope_divisors(self) -> Floats | None:
-        """Return what the GGUF file needs as ``rope_freqs.weight``, ``[head_dim / 2]``, if anything."""
+        """Return ``rope_freqs.weight`` of the GGUF file, ``[head_dim / 2]``, if it needs one."""
         if not isinstance(self.rope.scaling, Llama3Scaling):
             return None
         return self.rope.scaling.divisors(self.shape.head_size, self.rope.theta)
@@ -103,11 +103,7 @@ def _is_rotated(gguf_name: str) -> bool:
 
 
 def check_folder_can_hold(shape: LlamaShape) -> None:
-    """Check that transformers loads a model of this shape.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Raise ``InputError`` if transformers does not load a model of this shape."""
     if shape.width % shape.heads:
         raise InputError(
             f"{shape.heads} heads do not divide the width {shape.width}, as transformers wants of a folder: "
@@ -119,12 +115,7 @@ def check_folder_can_hold(shape: LlamaShape) -> None:
 
 
 def read_gguf_settings(file: LlamaFile) -> LlamaSettings:
-    """Read the settings from a GGUF file.
-
-    Raises:
-        InputError: it has something that a Hugging Face Llama has not.
-        ModelFileError: a key is missing or does not fit the others.
-    """
+    """Read the settings from a GGUF file; raise ``InputError`` for what a Hugging Face Llama has not."""
     for key in _REFUSED_KEYS:
         if file.get(f"llama.{key}"):
             raise InputError(f"{file.path} sets llama.{key}, which a Hugging Face Llama cannot have")
@@ -149,7 +140,6 @@ def _read_gguf_rope(file: LlamaFile) -> Rope:
 
 
 def add_settings_to_gguf(settings: LlamaSettings, writer: gguf.GGUFWriter) -> None:
-    """Write the settings as metadata."""
     settings.shape.add_to_gguf(writer)
     writer.add_context_length(settings.context_length)
     writer.add_rope_freq_base(settings.rope.theta)
@@ -165,9 +155,7 @@ def add_settings_to_gguf(settings: LlamaSettings, writer: gguf.GGUFWriter) -> No
 def parse_config(config: dict[str, Any], name: str) -> LlamaSettings:
     """Read the settings from the content of ``config.json``; ``name`` is the folder's, for the errors.
 
-    Raises:
-        InputError: it is of another architecture, or has something that llama.cpp's ``llama`` has not.
-        ModelFileError: a size is missing or impossible.
+    Raises ``InputError`` for another architecture, and for what llama.cpp's ``llama`` has not.
     """
     architectures = config.get("architectures") or [f"model type {config.get('model_type')}"]
     if list(architectures) not in [[known] for known in HF_ARCHITECTURES]:
@@ -187,7 +175,7 @@ def parse_config(config: dict[str, Any], name: str) -> LlamaSettings:
             raise InputError(f"{name} sets {key} to {shown(config[key])}, which llama.cpp's llama cannot have")
     context_length = _size(config, "max_position_embeddings", name)
     if architectures[0] == "MistralForCausalLM":
-        window = config.get("sliding_window", 4096)  # what transformers takes where nothing is said
+        window = config.get("sliding_window", 4096)  # transformers' default
         if window is not None and window < context_length:
             raise InputError(f"{name} has a sliding window of {window} tokens, which llama.cpp's llama cannot have")
     width, heads = _size(config, "hidden_size", name), _size(config, "num_attention_heads", name)
@@ -228,7 +216,6 @@ def _epsilon(config: dict[str, Any], name: str) -> float:
 
 
 def settings_to_config(settings: LlamaSettings) -> dict[str, Any]:
-    """Return the entries of ``config.json`` that say the settings."""
     shape = settings.shape
     return {
         "architectures": ["LlamaForCausalLM"],

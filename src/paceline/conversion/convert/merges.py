@@ -29,24 +29,17 @@ def iter_splits(token: str, vocabulary: Mapping[str, int]) -> list[Merge]:
 def scores_to_merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[Merge]:
     """Return the merges of a SentencePiece vocabulary, first merge first.
 
-    Args:
-        vocabulary: token to id.
-        scores: by id; the best is the highest.
+    Of the scores, by id, the best is the highest.
     """
     ordered = sorted(vocabulary.items(), key=lambda item: (-scores[item[1]], item[1]))
     return [merge for token, _ in ordered for merge in reversed(iter_splits(token, vocabulary))]
 
 
 def merges_to_scores(merges: Iterable[Merge], vocabulary: Mapping[str, int], name: str) -> list[float]:
-    """Return scores, by id up to the largest, that join in the order of ``merges``.
+    """Return scores, by id up to the largest, that join in the order of ``merges``, of which the first is made first.
 
-    Args:
-        merges: of a BPE vocabulary with byte fallback, first merge first.
-        vocabulary: token to id.
-        name: of the file, for the errors.
-
-    Raises:
-        InputError: no scores give this order: the pairs of one token are apart, or some are missing.
+    The vocabulary is one of BPE with byte fallback. Raises ``InputError`` where no scores give this order: the pairs of
+    one token are apart, or some are missing.
     """
     order: dict[str, int] = {}
     pairs: dict[str, set[Merge]] = {}

@@ -1,4 +1,4 @@
-"""How a text is split before byte-level BPE: llama.cpp's names for it, and what tokenizer.json says instead.
+"""How a text is split before byte-level BPE: llama.cpp's names, and the entries of tokenizer.json that do the same.
 
 llama.cpp knows some sixty names for about thirty ways to split (``llm_tokenizer_bpe`` in ``llama-vocab.cpp``). Here are
 the ways that a ``tokenizer.json`` can repeat exactly.
@@ -61,11 +61,7 @@ _KNOWN: Final = (
 
 
 def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
-    """Return the way to split that ``tokenizer.ggml.pre`` names; ``file`` is for the error.
-
-    Raises:
-        InputError: it is not among the known ones; the message lists them.
-    """
+    """Return the way to split that ``tokenizer.ggml.pre`` names; ``file`` is for the error."""
     for known in _KNOWN:
         if name in known.names:
             return known
@@ -76,8 +72,7 @@ def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
 def parse_pre_tokenizer(content: dict[str, Any] | None, *, ignore_merges: bool, file: str) -> PreTokenizer:
     """Return the way to split that a ``tokenizer.json`` describes; ``file`` is for the error.
 
-    Raises:
-        InputError: llama.cpp's ways do not include it, or not with this ``ignore_merges``.
+    Raises ``InputError`` where llama.cpp has no such way, or not with this ``ignore_merges``.
     """
     wanted = _normalise(content)
     for known in _KNOWN:

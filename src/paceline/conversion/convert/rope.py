@@ -1,6 +1,6 @@
 """Rotary position embeddings: their base, and how they are stretched to longer contexts.
 
-GGUF has two ways to say it, linear scaling by a number and any other by ``rope_freqs.weight``, one divisor for every
+GGUF has two ways: linear scaling by a number, and any other scaling by ``rope_freqs.weight``, one divisor for every
 frequency. Hugging Face names a recipe. Of the recipes with divisors, ``llama3`` is known here.
 """
 
@@ -41,7 +41,7 @@ class Llama3Scaling:
     original_max_position_embeddings: int
 
     def divisors(self, head_size: int, theta: float) -> Floats:
-        """Return by what each frequency is divided, ``[head_size / 2]``.
+        """Return the divisor of each frequency, ``[head_size / 2]``.
 
         Source: ``_compute_llama3_parameters`` of transformers, there as frequencies.
         """
@@ -72,8 +72,7 @@ class Rope:
 def parse_rope(config: dict[str, Any], name: str) -> Rope:
     """Read ``config.json``: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``.
 
-    Raises:
-        InputError: a recipe that llama.cpp's ``llama`` cannot follow, or one that lacks a number.
+    Raises ``InputError`` for a recipe that llama.cpp's ``llama`` cannot follow.
     """
     settings = {"rope_theta": config.get("rope_theta", 10000.0)}
     settings |= config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -128,19 +127,10 @@ def rope_to_config(rope: Rope) -> dict[str, Any]:
 
 
 def recover_llama3(divisors: Floats, head_size: int, theta: float, name: str) -> Llama3Scaling | None:
-    """Return the recipe that gives these divisors, or ``None`` where they are all 1.
+    """Return the recipe that gives these divisors ``[head_size / 2]``; ``None`` where they are all 1.
 
     Only ``original_max_position_embeddings`` over each of the two factors matters, so another recipe than the one the
-    model was made with may be found; its divisors are the same.
-
-    Args:
-        divisors: ``rope_freqs.weight``, ``[head_size / 2]``.
-        head_size: length of a head's vectors.
-        theta: base of the frequencies.
-        name: of the file, for the error.
-
-    Raises:
-        InputError: no recipe gives them.
+    model was made with may be found; its divisors are the same. ``theta`` is the base of the frequencies.
     """
     if np.all(divisors == 1):
         return None

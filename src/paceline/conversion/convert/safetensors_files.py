@@ -38,14 +38,10 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
 
     def rows(self, start: int, stop: int) -> Floats:
-        """Return ``[stop - start, ...]`` of its first axis as float32.
-
-        Raises:
-            ModelFileError: it holds something other than floating-point numbers.
-        """
+        """Return ``[stop - start, ...]`` of its first axis as float32."""
         if self.dtype not in _ITEM_BYTES:
             raise ModelFileError(
                 f"{self.path}: {self.name} is of type {self.dtype}; weights of {', '.join(_ITEM_BYTES)} can be read"
@@ -58,11 +54,7 @@ class StoredTensor:
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of a model folder, in one file or in shards, by name.
-
-    Raises:
-        ModelFileError: a file is missing, truncated, or not what the index or its header says.
-    """
+    """Return every tensor of a model folder, in one file or in shards, by name."""
     paths = weight_files(folder)
     if not paths:
         raise ModelFileError(f"{folder} has pickled weights; load it in transformers and save_pretrained it")
@@ -113,7 +105,6 @@ class PlannedTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes it takes in the file."""
         return math.prod(self.shape) * self.kind.item_bytes
 
 
@@ -140,11 +131,8 @@ def write_tensors(
 ) -> None:
     """Write files with all ``tensors`` into ``folder``, and the index if there are several.
 
-    Args:
-        folder: an existing folder.
-        tensors: in the order to write.
-        chunks: gives the bytes of a tensor, piece by piece.
-        shard_bytes: most bytes of weights in one file, unless a single tensor is larger.
+    ``chunks`` gives the bytes of a tensor, piece by piece. A file has at most ``shard_bytes`` of weights, unless a
+    single tensor is larger.
     """
     plan = plan_shards(tensors, shard_bytes)
     for file_name, shard in plan.items():
@@ -159,7 +147,7 @@ def write_tensors(
             }
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # so that what follows is aligned
+        text += b" " * (-len(text) % 8)  # aligns the weights behind it
         with (folder / file_name).open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in shard:

@@ -42,9 +42,7 @@ class SentencePieceModel(NamedTuple):
 def read_sentencepiece(path: Path) -> SentencePieceModel:
     """Read a ``tokenizer.model``.
 
-    Raises:
-        ModelFileError: it is damaged, or something else.
-        InputError: it is of a type or has a normalization that llama.cpp's ``llama`` tokenizer has not.
+    Raises ``InputError`` for a type or a normalization that llama.cpp's ``llama`` tokenizer has not.
     """
     try:
         check_is_file(path)

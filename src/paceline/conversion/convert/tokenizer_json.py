@@ -26,7 +26,6 @@ _SPACE = "▁"
 
 
 def write_tokenizer(vocabulary: TokenizerTables, folder: Path, context_length: int) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``."""
     ids = vocabulary.ids()
     added = [
         _added_token(token, token_id, special=kind != TokenType.USER_DEFINED)
@@ -147,19 +146,11 @@ def _post_processor(vocabulary: TokenizerTables) -> dict[str, Any] | None:
 
 
 def read_folder_vocabulary(folder: Path, config: dict[str, Any], vocab_size: int) -> TokenizerTables:
-    """Read the tokenizer of a Hugging Face folder.
+    """Read the tokenizer of a Hugging Face folder: ``tokenizer.json``, or else SentencePiece's ``tokenizer.model``.
 
     A normalizer to NFC is left out, as in every GGUF file: llama.cpp has none. Texts that are NFC already, which almost
-    all are, give the same tokens.
-
-    Args:
-        folder: with a ``tokenizer.json``, or else a SentencePiece ``tokenizer.model``.
-        config: the content of its ``config.json``.
-        vocab_size: rows of the embedding; those without a token become unused ones.
-
-    Raises:
-        InputError: it does something that llama.cpp cannot.
-        ModelFileError: a file is missing or damaged, or its parts do not fit.
+    all are, give the same tokens. Of the ``vocab_size`` rows of the embedding, those without a token become unused
+    ones.
     """
     path = folder / "tokenizer.json"
     if not path.exists() and (folder / "tokenizer.model").exists():
@@ -327,7 +318,7 @@ def _add_turn_ends(vocabulary: TokenizerTables) -> TokenizerTables:
 
 
 def _adds(role: str, place: int, content: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Tell whether texts get a begin (``place`` 0) or end (-1) token: by the settings, else by the template."""
+    """Return whether texts get a begin (``place`` 0) or end (-1) token: by the settings, else by the template."""
     wanted = settings.get(f"add_{role}_token")
     if isinstance(wanted, bool):
         return wanted
@@ -335,12 +326,12 @@ def _adds(role: str, place: int, content: dict[str, Any], settings: dict[str, An
     for step in processor.get("processors", [processor]):
         if step.get("type") == "TemplateProcessing":
             return "SpecialToken" in step["single"][place]
-    # The older Llama tokenizers have neither, and put the template together when they are loaded.
+    # Older Llama tokenizers have neither setting nor template, and make the template when they are loaded.
     return role == "bos" and str(settings.get("tokenizer_class", "")).startswith("LlamaTokenizer")
 
 
 def _adds_space(content: dict[str, Any], name: str) -> bool:
-    """Tell whether a SentencePiece-like tokenizer puts a space before a text.
+    """Return whether a SentencePiece-like tokenizer puts a space before a text.
 
     Where the newer form (``prepend_scheme`` ``first``) puts one before a whole text alone, llama.cpp puts one after
     every special token as well.

@@ -37,7 +37,6 @@ class TokenizerTables:
     tokens: list[str | None]
     """Tokens by id, one for every row of the embedding; ``None`` for rows that no token has."""
     types: list[TokenType]
-    """Types of the tokens, by id."""
     merges: list[tuple[str, str]] = field(default_factory=list)
     """Merges of byte-level BPE, first merge first."""
     pre: PreTokenizer | None = None
@@ -52,15 +51,13 @@ class TokenizerTables:
     add_bos: bool = False
     add_eos: bool = False
     add_space_prefix: bool = False
-    """Of SentencePiece: whether a space is put before a text."""
+    """SentencePiece only: whether a space is put before a text."""
     chat_template: ChatTemplate | None = None
 
     def check(self, name: str) -> None:
-        """Check that the parts fit together; ``name`` is the source's, for the errors.
+        """Raise unless the parts fit together; ``name`` is the source's, for the errors.
 
-        Raises:
-            ModelFileError: they do not.
-            InputError: they do, but cannot be said in both formats.
+        ``ModelFileError`` is raised where they do not fit, ``InputError`` where they cannot be written in both formats.
         """
         seen: dict[str, int] = {}
         for token_id, token in enumerate(self.tokens):
@@ -104,7 +101,6 @@ class TokenizerTables:
         ]
 
     def ids(self) -> dict[str, int]:
-        """Return the id of every token."""
         return {token: token_id for token_id, token in enumerate(self.tokens) if token is not None}
 
 
@@ -112,12 +108,7 @@ class TokenizerTables:
 
 
 def read_gguf_vocabulary(file: GGUFFile) -> TokenizerTables:
-    """Read the tokenizer of a GGUF file.
-
-    Raises:
-        InputError: it is of a kind that cannot be converted.
-        ModelFileError: a part is missing or does not fit the others.
-    """
+    """Read the tokenizer of a GGUF file; raise ``InputError`` for a kind that cannot be converted."""
     name, model = str(file.path), file.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise InputError(f"{name} has a tokenizer of kind {model!r}; gpt2 and llama can be converted")
@@ -193,7 +184,7 @@ def _parse_merge(merge: str) -> tuple[str, str]:
 
 
 def _drop_padding(tokens: Sequence[str], types: Sequence[TokenType], needed: Collection[str]) -> dict[str, Any]:
-    """Take out unused tokens, which only fill rows, unless they are ``needed``; older files call them otherwise."""
+    """Take out unused tokens, which only fill rows, unless ``needed``; older files have other types for them."""
     left_out = {
         token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -229,13 +220,7 @@ def _read_chat_template(file: GGUFFile) -> ChatTemplate | None:
 
 
 def add_vocabulary_to_gguf(vocabulary: TokenizerTables, writer: gguf.GGUFWriter, ends: Mapping[str, int]) -> None:
-    """Write the tokenizer as metadata.
-
-    Args:
-        vocabulary: the tokenizer.
-        writer: of the file.
-        ends: the end tokens to name, by ``eos``, ``eot`` and ``eom``.
-    """
+    """Write the tokenizer as metadata, with the end tokens by ``eos``, ``eot`` and ``eom``."""
     if vocabulary.kind == "bpe":
         assert vocabulary.pre is not None, "a byte-level vocabulary has a pre-tokenizer"
         writer.add_tokenizer_model("gpt2")

@@ -37,14 +37,14 @@ class Layout:
         reads: source channel that is read from each channel of the residual stream, ``[width]``.
         writes: source channel that is written to each channel of the residual stream, ``[width]``.
         free_block: first channel of the first whole block that nothing is written to.
-        norm_scale: what norm weights are multiplied by; its square is what the epsilon is.
+        norm_scale: factor of norm weights; its square is the factor of the epsilon.
         feed_forward: source unit of each unit, ``[feed_forward]``.
         queries: source row of each row of attn_q, ``[heads * head_size]``.
         keys: source row of each row of attn_k, ``[kv_heads * head_size]``.
         values: source row of each row of attn_v, ``[kv_heads * head_size]``.
         heads_out: source column of each column of attn_output, ``[heads * head_size]``.
         layers: source layer of each layer.
-        query_scale: what queries are multiplied by, since attention divides by the square root of the head size.
+        query_scale: factor of queries, since attention divides by the square root of the head size.
     """
 
     repeats: int

@@ -1,4 +1,4 @@
-"""What an inflated file says of its making, so that the same one need not be made again."""
+"""How an inflated file was made, in its metadata, so that the same one need not be made again."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ VERSION: Final = 1
 
 
 def recipe(source: Path, shape: LlamaShape, file_type: str) -> dict[str, int | str | bool]:
-    """Return what decides an inflated file's content, as keys and values of its metadata."""
+    """Return the metadata that decides an inflated file's content."""
     values: dict[str, int | str | bool] = {"version": VERSION, "source_sha256": _sha256(source), "file_type": file_type}
     return {PREFIX + key: value for key, value in (values | asdict(shape)).items()}
 
 
 def is_up_to_date(destination: Path, source: Path, shape: LlamaShape, file_type: str) -> bool:
-    """Return whether ``destination`` is a whole file that ``source`` was inflated to in just this way.
-
-    Raises:
-        ModelFileError: ``source`` cannot be read.
-    """
+    """Return whether ``destination`` is a whole file that ``source`` was inflated to in just this way."""
     try:
         metadata = read_gguf_header(destination).metadata
     except ModelFileError:  # missing, damaged, or something else

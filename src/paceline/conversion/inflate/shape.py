@@ -13,7 +13,7 @@ _MAX_LAYERS: Final = 512
 """``LLAMA_MAX_LAYERS``: llama.cpp loads no model that has more."""
 
 _MAX: Final = 1 << 20
-"""Most of any other dimension, beyond all models there are: what is larger takes hours to lay out, and is a slip."""
+"""Most of any other dimension, beyond all models there are: a larger one takes hours to lay out, and is a slip."""
 
 MULTIPLE: Final = 256
 """K-quants work in blocks of 256 along a row, so every row length of an inflated model is a multiple of that."""
@@ -24,9 +24,9 @@ class FileType(NamedTuple):
 
     base: str
     sensitive: str
-    """Of attention values and ffn_down, in the layers where :func:`is_sensitive_layer`."""
+    """Type of attention values and ffn_down in the layers where :func:`is_sensitive_layer`."""
     output: str
-    """Of the output projection, or of the embeddings where they are that projection."""
+    """Type of the output projection, or of the embeddings where they are that projection."""
 
 
 FILE_TYPES: Final = {
@@ -59,11 +59,7 @@ _BITS: Final = {
 
 
 def find_file_type(name: str) -> str:
-    """Return the name of a file type as :data:`FILE_TYPES` has it, whatever its case.
-
-    Raises:
-        InputError: it is none of them.
-    """
+    """Return the name of a file type as :data:`FILE_TYPES` has it, whatever its case."""
     if name.upper() not in FILE_TYPES:
         raise InputError(f"file type {name!r} is none a model can be inflated to: choose from {', '.join(FILE_TYPES)}")
     return name.upper()
@@ -84,11 +80,7 @@ def matrix_type(name: str, num_layers: int, mix: FileType) -> str:
 
 
 def estimate_bytes(shape: LlamaShape, file_type: str) -> int:
-    """Return about how large a GGUF file of this shape is, within a few per cent.
-
-    Raises:
-        InputError: the file type is none of :data:`FILE_TYPES`.
-    """
+    """Return the size of a GGUF file of this shape, within a few per cent."""
     mix = FILE_TYPES[find_file_type(file_type)]
     num_bits = 0.0
     for name, dimensions in shape.tensors().items():
@@ -99,11 +91,7 @@ def estimate_bytes(shape: LlamaShape, file_type: str) -> int:
 
 
 def check_shape(shape: LlamaShape) -> None:
-    """Check that this is a shape a model can be inflated to.
-
-    Raises:
-        InputError: a dimension is out of range or not the multiple it has to be; the message names the nearest.
-    """
+    """Raise ``InputError`` unless a model can be inflated to this shape; the message names the nearest dimension."""
     for name in ("layers", "width", "feed_forward", "heads", "kv_heads", "head_size", "vocab_size"):
         value = getattr(shape, name)
         most = _MAX_LAYERS if name == "layers" else _MAX
@@ -130,11 +118,7 @@ def check_shape(shape: LlamaShape) -> None:
 
 
 def check_holds(shape: LlamaShape, source: LlamaShape) -> None:
-    """Check that a model of the shape ``source`` fits into one of ``shape``.
-
-    Raises:
-        InputError: a dimension is too small; the message names it and both values.
-    """
+    """Raise ``InputError`` unless a model of the shape ``source`` fits into one of ``shape``."""
     for name in ("layers", "width", "feed_forward", "vocab_size"):
         smaller, larger = getattr(shape, name), getattr(source, name)
         if smaller < larger:
@@ -179,19 +163,11 @@ VOCABULARIES: Final = {"32k": 32768, "128k": 128256, "152k": 152064}
 
 
 def preset_shape(name: str, source: LlamaShape, vocab_size: int | None = None) -> LlamaShape:
-    """Return a preset's shape for a source: with its vocabulary, and with heads of its size.
+    """Return a preset's shape for a source: with its vocabulary, unless ``vocab_size`` is given, and heads of its size.
 
-    A head twice as large would need the queries scaled by sqrt(2), which rounds every weight of theirs. Twice as many
-    heads of the old size have the same projections and the same cache, and read the same bytes; only the scores of
-    attention are twice as many. Presets therefore keep the source's head size wherever it divides their widths.
-
-    Args:
-        name: among :data:`PRESETS`.
-        source: the shape to place into it.
-        vocab_size: tokens, the added ones banned; ``None`` keeps the source's.
-
-    Raises:
-        InputError: there is no such preset.
+    A head twice as large would need the queries scaled by sqrt(2), which rounds all their weights. Twice as many heads
+    of the old size have the same projections and the same cache, and read the same bytes; only the scores of attention
+    are twice as many. Presets therefore keep the source's head size wherever it divides their widths.
     """
     if name.lower() not in PRESETS:
         raise InputError(f"there is no preset {name!r}: choose from {', '.join(PRESETS)}, or give the dimensions")
@@ -213,15 +189,10 @@ def preset_shape(name: str, source: LlamaShape, vocab_size: int | None = None) -
 
 
 def fit_shape(source: LlamaShape, shape: LlamaShape | str, vocab_size: int | None = None) -> LlamaShape:
-    """Return the shape that a source is inflated to, checked to be possible.
+    """Return the shape, given by its dimensions or as a preset's name, that a source is inflated to.
 
-    Args:
-        source: the shape of the source.
-        shape: the dimensions wanted, or the name of a preset.
-        vocab_size: tokens; ``None`` takes the shape's, or with a preset the source's.
-
-    Raises:
-        InputError: there is no such preset, or the shape cannot hold the source.
+    ``vocab_size`` is by default the shape's, or with a preset the source's. Raises ``InputError`` where the shape
+    cannot hold the source.
     """
     if isinstance(shape, str):
         shape = preset_shape(shape, source, vocab_size)
@@ -236,7 +207,7 @@ def fit_shape(source: LlamaShape, shape: LlamaShape | str, vocab_size: int | Non
 
 
 def first_free_block(width: int) -> int:
-    """Return where the first whole block of 256 begins that a source of this width leaves free."""
+    """Return the first channel of the first whole block of 256 that a source of this width leaves free."""
     return -(-width // MULTIPLE) * MULTIPLE
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from paceline.models.gguf_file import Bytes, Floats, GGUFTensor
 
 StageReport = Callable[[str, int, int], None]
-"""Called with what is being done, and how much of how much of it is done."""
+"""Called with a name of the stage, and how much of how much of it is done."""
 
 _PIECE_BYTES: Final = 4 << 20
 """Most bytes of a tensor in memory."""
@@ -84,14 +84,9 @@ def inflate(
     quantised to ``file_type``: the weights are the same blocks in other places. With heads of another size the queries
     are rounded once more.
 
-    Args:
-        source: a GGUF file of a plain Llama model, of any type, or such a Hugging Face folder.
-        destination: a path that ends in ``.gguf``, or else a Hugging Face folder to make.
-        shape: the dimensions, or the name of a preset.
-        file_type: one of :data:`~paceline.conversion.inflate.shape.FILE_TYPES`; ``F32``, ``F16`` or ``BF16`` in a
-            folder.
-        vocab_size: tokens; ids beyond the source's never win. ``None``: the shape's, or with a preset the source's.
-        report: told of the progress.
+    The source is a plain Llama model: a GGUF file of any type, or a Hugging Face folder. A destination that does not
+    end in ``.gguf`` is a Hugging Face folder to make, in ``F32``, ``F16`` or ``BF16``. Ids beyond the source's are
+    never emitted.
 
     Raises:
         InputError: the shape cannot hold the source, a name is unknown, or the destination cannot be written.
@@ -120,15 +115,7 @@ def inflate(
 
 @contextlib.contextmanager
 def as_gguf(source: Path, folder: Path) -> Iterator[Path]:
-    """Yield a GGUF file of a model, which is ``source`` itself or, for a Hugging Face folder, a temporary file.
-
-    Args:
-        source: a GGUF file, or a Hugging Face folder.
-        folder: where there is room for a temporary file.
-
-    Raises:
-        ModelFileError: the folder cannot be converted.
-    """
+    """Yield a GGUF file of a model: ``source`` itself or, for a Hugging Face folder, a temporary file in ``folder``."""
     if not source.is_dir():
         yield source
         return
@@ -198,9 +185,6 @@ class _Tensor:
     """A tensor of the larger model.
 
     Attributes:
-        shape: rows and columns, or a vector's length.
-        kind: type of its weights.
-        row_bytes: bytes of a row.
         rows: gives the bytes of some rows, ``[rows, row_bytes]``, from the index of their source rows; ``None`` if the
             tensor is all zeros.
         index: the source row of each row, ``[rows]``.
@@ -239,15 +223,7 @@ class _Tensor:
 
 
 class _Builder:
-    """Makes the larger model's tensors from the source's.
-
-    Args:
-        original: the source.
-        packed: the source in the types of the result.
-        shape: of the result.
-        layout: where everything goes.
-        mix: the types of the result.
-    """
+    """Makes the larger model's tensors from the source, and from the source in the types of the result (``packed``)."""
 
     def __init__(
         self, original: LlamaFile, packed: LlamaFile, shape: LlamaShape, layout: Layout, mix: FileType
@@ -355,7 +331,7 @@ def _whole_blocks(columns: Indices, kind: gguf.GGMLQuantizationType) -> Indices 
 
 
 def _copy_blocks(data: Bytes, blocks: Indices, kind: gguf.GGMLQuantizationType) -> Callable[[Indices], Bytes]:
-    """Return what gives rows as copies of the source's blocks; a block of zero bytes is zeros in every type."""
+    """Return a function that copies the source's blocks to rows; a block of zero bytes is zeros in every type."""
     from gguf import GGML_QUANT_SIZES
 
     block_bytes = GGML_QUANT_SIZES[kind][1]
@@ -373,7 +349,7 @@ def _copy_blocks(data: Bytes, blocks: Indices, kind: gguf.GGMLQuantizationType) 
 def _quantise_rows(
     original: GGUFTensor, columns: Indices, scale: float, kind: gguf.GGMLQuantizationType
 ) -> Callable[[Indices], Bytes]:
-    """Return what gives rows quantised anew, from the source's own weights."""
+    """Return a function that gives rows quantised anew, from the source's own weights."""
     from paceline.conversion.quantize import quantize_rows
 
     used = columns != NOTHING

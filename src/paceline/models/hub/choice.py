@@ -23,10 +23,12 @@ from paceline.models.weight_files import INDEX, SINGLE
 _USUAL_QUANTS: Final = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, the first that is there."""
 _BESIDE_MODELS: Final = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")
-"""What names of GGUF files have that are no models but belong to one, in lower case, as llama.cpp has it: ``-MTP-`` is
-in names of models that have such a head."""
+"""Parts of names of GGUF files that belong to a model and are none, in lower case, as llama.cpp has them.
+
+``-MTP-`` is in names of models that have such a head.
+"""
 _MAYBE_ADAPTERS: Final = re.compile(r"(?:^|[-_.])(?:lora|adapter)(?:[-_.]|$)", re.IGNORECASE)
-"""What names of adapters have, and of models that one was merged into."""
+"""Parts of names of adapters, and of models that one was merged into."""
 
 _TAG: Final = re.compile(r"[-.](?P<tag>[A-Za-z0-9_]+)$")
 _SHARD: Final = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -40,7 +42,6 @@ class ChosenFiles:
     """The files that make up a model.
 
     Attributes:
-        paths: in the repository; of a split model the first part is the first, of a folder weights are the last.
         is_folder: whether the model is the folder that these files lie in, rather than the first of them.
     """
 
@@ -49,16 +50,7 @@ class ChosenFiles:
 
 
 def choose_files(reference: HubModel, paths: Iterable[str]) -> ChosenFiles:
-    """Return the files of a repository that are the model asked for.
-
-    Args:
-        reference: the model.
-        paths: all files of the repository.
-
-    Raises:
-        InputError: the quant or file is not there, or several files have the quant.
-        ModelFileError: the repository has no model, or lacks a part of it.
-    """
+    """Return the files of a repository that are the model asked for."""
     there_are = sorted(paths)
     models = gguf_models(there_are)
     if reference.file is not None:
@@ -77,7 +69,7 @@ def choose_files(reference: HubModel, paths: Iterable[str]) -> ChosenFiles:
 
 
 def is_ambiguous(reference: HubModel, paths: Iterable[str]) -> bool:
-    """Return whether several of the files of a repository are what is asked for."""
+    """Return whether several files of a repository match what is asked for."""
     named_otherwise = reference.file is not None or reference.quant.lower() == SAFETENSORS
     return not named_otherwise and len(_match_quant(reference, gguf_models(paths))) > 1
 
@@ -94,13 +86,13 @@ def gguf_models(paths: Iterable[str]) -> list[str]:
 
 
 def model_parts(path: str) -> tuple[str, ...]:
-    """Return the paths of all parts of the model that a file of a repository is part of, the first part first."""
+    """Return the paths of all parts of the model that a file of a repository belongs to, the first part first."""
     folder, slash, name = path.rpartition("/")
     return tuple(f"{folder}{slash}{part.name}" for part in part_paths(Path(name)))
 
 
 def parse_quant(path: str) -> str:
-    """Return what the name of a GGUF file ends in, such as ``Q8_0``; empty where that is nothing."""
+    """Return the quant that the name of a GGUF file ends in, such as ``Q8_0``; empty where there is none."""
     stem = PurePosixPath(path).stem
     found = _TAG.search(re.sub(r"-\d{5}-of-\d{5}$", "", stem))
     return "" if found is None else found["tag"].upper()
@@ -108,7 +100,7 @@ def parse_quant(path: str) -> str:
 
 def _match_quant(reference: HubModel, models: Sequence[str]) -> list[str]:
     """Return the models that a quant, or its absence, stands for: one, none, or several that it does not tell apart."""
-    # What may be an adapter is one where there is a model beside it.
+    # A file that may be an adapter by its name is one where there is a model beside it.
     for among in ([path for path in models if not _MAYBE_ADAPTERS.search(PurePosixPath(path).stem)], models):
         for quant in (reference.quant,) if reference.quant else _USUAL_QUANTS:
             if found := _filter_by_quant(quant, among):
@@ -145,7 +137,7 @@ def _add_parts(reference: HubModel, first: str, paths: Sequence[str]) -> ChosenF
 
 
 def _folder_files(reference: HubModel, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the files that a Hugging Face model is loaded from, weights last: what lies elsewhere is other formats."""
+    """Return the files that a Hugging Face model is loaded from, weights last; subfolders have other formats."""
     root = [path for path in paths if "/" not in path]
     weights = [SINGLE] if SINGLE in root else [path for path in root if _SHARD.fullmatch(path)] if INDEX in root else []
     if not weights or "config.json" not in root:

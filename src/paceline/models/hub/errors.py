@@ -1,4 +1,4 @@
-"""What keeps a model of the hub from being had, in one line with the way out."""
+"""Why a model of the hub cannot be had, in one line with the way out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_CLIENT: Final = (
     ImportError,
     cast("type[Exception]", import_module(HTTP_ERROR.__module__.split(".")[0]).InvalidURL),
 )
-"""What it raises where a variable such as ``HTTPS_PROXY`` is no address, or needs a package that is not there."""
+"""Errors where a variable such as ``HTTPS_PROXY`` is no address, or needs a package that is not installed."""
 
 ERRORS: Final = (HTTP_ERROR, *_NO_CLIENT, OSError, EntryNotFoundError, ValueError)
 """What calls of the library raise: of HTTP, of files, of a cache that lacks something, of what a server answered."""
@@ -39,12 +39,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a model cannot be had. Of addresses in it, names and passwords are left out.
-
-    Attributes:
-        why: what happened.
-        way_out: what to do.
-    """
+    """Why a model cannot be had, and the way out, without names and passwords in addresses."""
 
     why: str
     way_out: str
@@ -54,7 +49,6 @@ class Fault:
         object.__setattr__(self, "way_out", without_credentials(self.way_out))
 
     def error(self) -> ModelFileError:
-        """Return the error that says so."""
         return ModelFileError(f"{self.why}: {self.way_out}")
 
 
@@ -86,7 +80,7 @@ def explain_error(error: Exception, reference: HubModel) -> Fault:
 
 
 def not_cached_fault(reference: HubModel) -> Fault:
-    """Return that a model is not in the cache, where the hub is not to be asked."""
+    """Return the fault of a model that is not in the cache, where the hub is not to be asked."""
     return Fault(
         f"{reference} is not in the hub's cache {hub_folder()}, or not all of it, and the hub is not asked",
         "leave out `offline` (HF_HUB_OFFLINE), or choose one that paceline models lists",
@@ -145,6 +139,6 @@ def _token(reference: HubModel) -> str:
 
 
 def _error_text(error: Exception) -> str:
-    """Return what an error says, as a part of a line."""
+    """Return an error's message as a part of a line."""
     first = str(error).strip().splitlines()
     return first[0].rstrip(".:") if first else type(error).__name__

@@ -1,4 +1,4 @@
-"""A model of the hub: where it lies on this machine, after fetching what of it does not."""
+"""Fetching a model of the hub: what the cache lacks is downloaded, and the path in the cache returned."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from paceline.models.hub.transfer import RemoteFile
 
 FetchReport: TypeAlias = Callable[[str, int, int], None]
-"""Hears which file is being fetched, how many bytes of the whole model are there, and how many it has."""
+"""Called with the file that is being fetched, the bytes of the model that are there, and its size in bytes."""
 
 _LOOK_S: Final = 3.0
-"""Longest wait for the hub where the cache has the model."""
+"""Seconds to wait for the hub where the cache has the model."""
 
 _FIRST_LOOK_S: Final = 10.0
-"""Longest wait for the hub where the cache does not have the model."""
+"""Seconds to wait for the hub where the cache does not have the model."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-"""A commit, by its SHA-1."""
+"""A commit's SHA-1."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-"""A file, by its SHA-1 of git or its SHA-256 of Git LFS."""
+"""A file's digest: SHA-1 of git, or SHA-256 of Git LFS."""
 _MAX_BYTES: Final = 50_000_000_000
 """Bytes of the largest file that the hub gives by plain HTTP."""
 
@@ -101,12 +101,7 @@ def _find_cached(reference: HubModel) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What the hub has of a repository now.
-
-    Attributes:
-        commit: its newest revision.
-        files: all files of it, by path.
-    """
+    """The files of a repository by path, at its newest revision."""
 
     commit: str
     files: dict[str, RemoteFile]
@@ -132,7 +127,7 @@ def _fetch(reference: HubModel, cached: Path | None, report: FetchReport) -> Pat
     for number, snapshot in enumerate(find_snapshots(reference.repo)):
         if _is_there(snapshot, chosen, listing):
             if number:
-                # An author took a change back, and a start without a network is to have the same as this one.
+                # An author took a change back: a later start without a network must find this revision, too.
                 with contextlib.suppress(InputError, OSError):
                     _make_latest(snapshot)
             return _path(snapshot, chosen)
@@ -152,10 +147,9 @@ def _fetch(reference: HubModel, cached: Path | None, report: FetchReport) -> Pat
 
 
 def _list_repo(reference: HubModel, address: str, timeout_s: float) -> _Listing:
-    """Ask the hub, once, what a repository has.
+    """Ask the hub, once, for the files of a repository.
 
-    Raises:
-        ValueError: the answer is not that of a hub.
+    Raises ``ValueError`` where the answer is not that of a hub.
     """
     from huggingface_hub import HfApi, hf_hub_url
 
@@ -214,12 +208,12 @@ def _fetch_blobs(reference: HubModel, files: list[RemoteFile], snapshot: Path, r
 
 def _check_room(reference: HubModel, needed_bytes: int) -> None:
     place = hub_folder().absolute()
-    # None of them is there where Windows has no such drive; writing says so.
+    # No parent exists where Windows has no such drive; the error comes when the file is written.
     there = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
     if there is None:
         return
     disk = shutil.disk_usage(there)
-    if needed_bytes > disk.free and disk.total:  # what keeps no files has no size, and says so when it is written
+    if needed_bytes > disk.free and disk.total:  # a place for no files has size 0; the error comes when it is written
         raise ModelFileError(
             f"{reference} needs {format_bytes(needed_bytes)} more, and {format_bytes(disk.free)} are free for the "
             f"hub's cache {hub_folder()}: free some, choose a smaller quant, or set HF_HUB_CACHE to another disk"
@@ -231,18 +225,18 @@ def _is_there(snapshot: Path, chosen: ChosenFiles, listing: _Listing) -> bool:
     files = [listing.files[path] for path in chosen.paths]
     if has_same_content(snapshot, chosen, {file.path: file.digest for file in files}):
         return True
-    # Where the system has no links, a name says nothing of the content. But a revision never changes.
+    # Without links, names do not tell which content a file has. But a revision never changes.
     return snapshot.name == listing.commit and all(_has_name(snapshot, file) for file in files)
 
 
 def _has_name(snapshot: Path, file: RemoteFile) -> bool:
-    """Return whether a file of a revision lies by its name in the cache; half a copy of other programs is shorter."""
+    """Return whether a revision has a whole file under its name; an unfinished copy of another program is shorter."""
     named = snapshot / file.path
     return named.is_file() and named.stat().st_size == file.num_bytes
 
 
 def _adopt_file(reference: HubModel, snapshot: Path, file: RemoteFile) -> bool:
-    """Give a revision a file that another one has, where there are no links that say so; return whether one has it."""
+    """Copy a file from another revision, where links do not tell that it is the same; return whether there is one."""
     from paceline.models.hub.transfer import has_content
 
     named = snapshot / file.path
@@ -254,17 +248,17 @@ def _adopt_file(reference: HubModel, snapshot: Path, file: RemoteFile) -> bool:
         named.unlink(missing_ok=True)
         try:
             named.hardlink_to(there)
-        except OSError:  # not everywhere
+        except OSError:  # some file systems have no hard links
             shutil.copyfile(there, named)
         return True
     return False
 
 
 def _name_blobs(snapshot: Path, files: list[RemoteFile]) -> None:
-    """Give the blobs of a model their names, and then the revision its own: it is found when it is whole.
+    """Name the blobs of a model by their digests, and then the revision: it is found once it is whole.
 
-    The hub is not asked again: what its listing has said and the digests have shown is all there is to know, and not
-    all mirrors answer what ``hf_hub_download`` asks.
+    The hub is not asked again: its listing and the digests say all that is needed, and not all mirrors answer what
+    ``hf_hub_download`` asks.
     """
     from huggingface_hub.constants import HF_HUB_DISABLE_SYMLINKS
 
@@ -283,7 +277,7 @@ def _name_blobs(snapshot: Path, files: list[RemoteFile]) -> None:
         except FileExistsError:
             pass  # another process was faster
         except OSError:
-            # There are no links here, and a copy would take the room twice.
+            # Without links, a copy would take the room twice.
             if file.digest in moved or _is_linked(snapshot.parent, file.digest):
                 shutil.copyfile(moved.get(file.digest, blob), named)
             else:
@@ -292,12 +286,12 @@ def _name_blobs(snapshot: Path, files: list[RemoteFile]) -> None:
 
 
 def _is_linked(revisions: Path, digest: str) -> bool:
-    """Return whether a revision of before has a link to a blob."""
+    """Return whether an earlier revision has a link to a blob."""
     return any(named.is_symlink() and named.readlink().name == digest for named in revisions.rglob("*"))
 
 
 def _make_latest(snapshot: Path) -> None:
-    """Let a revision be the one that the cache has of the main branch."""
+    """Let a revision be the cache's latest of the main branch."""
     reference = snapshot.parent.parent / "refs" / "main"
     reference.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(reference) as partial:

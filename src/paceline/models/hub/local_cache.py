@@ -1,4 +1,4 @@
-"""The hub's cache on this machine, read as it lies there: nothing is asked of the network, or of ``huggingface_hub``.
+"""The hub's cache on this machine, read from its files: neither the network nor ``huggingface_hub`` is used.
 
 ::
 
@@ -29,12 +29,12 @@ _PREFIX: Final = "models--"
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
 """Values by which an environment variable says yes."""
 _WRITES_TEXT: Final = ("CausalLM", "LMHead", "ConditionalGeneration")
-"""What names of transformers' classes have that generate text."""
+"""Parts of the names of transformers' classes that generate text."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the hub's cache, all of it.
+    """A whole model in the hub's cache.
 
     Attributes:
         name: ``user/repo:QUANT``, ``user/repo/FILE`` where its quant is not its own, or ``user/repo`` of a folder.
@@ -46,7 +46,7 @@ class CachedModel:
 
 
 def hub_folder() -> Path:
-    """Return the folder of the hub's cache, whether or not it exists, by the variables of ``huggingface_hub``."""
+    """Return the folder of the hub's cache, by the variables of ``huggingface_hub``; it may not exist."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if not named:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")  # noqa: PTH118 -- ~ is expanded below
@@ -60,17 +60,12 @@ def is_offline() -> bool:
 
 
 def repo_folder(repo: str) -> Path:
-    """Return where the cache keeps a repository, whether or not it does."""
+    """Return where the cache keeps a repository; it may not exist."""
     return hub_folder() / (_PREFIX + repo.replace("/", "--"))
 
 
 def find_cached(reference: HubModel) -> Path | None:
-    """Return the path of a model if the cache has all of it, of the newest revision that was fetched.
-
-    Raises:
-        InputError: several cached files have the quant.
-        ModelFileError: the cache cannot be read.
-    """
+    """Return the path of a model if the cache has all of it, of the newest revision that was fetched."""
     for snapshot in find_snapshots(reference.repo):
         paths = _list_whole_files(snapshot)
         if not paths:
@@ -89,18 +84,14 @@ def find_cached(reference: HubModel) -> Path | None:
 
 
 def find_snapshots(repo: str) -> list[Path]:
-    """Return the cached revisions of a repository: the one that was fetched last, then the newest.
-
-    Raises:
-        ModelFileError: the cache cannot be read.
-    """
+    """Return the cached revisions of a repository: the one that was fetched last, then the newest."""
     return _list_snapshots(repo_folder(repo))
 
 
 def list_cached() -> list[CachedModel]:
-    """Return the models in the cache that are whole, by name; of several revisions the newest.
+    """Return the whole models in the cache, by name; of several revisions the newest.
 
-    The cache is other programs' too. What of it cannot be read has no names, and is in nobody's way.
+    Other programs share the cache. What cannot be read is skipped.
     """
     models: dict[str, CachedModel] = {}
     with contextlib.suppress(OSError):
@@ -122,14 +113,8 @@ def display_name(path: Path) -> str:
 
 
 def has_same_content(snapshot: Path, chosen: ChosenFiles, digests: dict[str, str]) -> bool:
-    """Return whether a cached revision has the files of a model with the content that they have at the hub.
-
-    Args:
-        snapshot: the revision's folder.
-        chosen: the model.
-        digests: of the files at the hub, by path.
-    """
-    # Where the system has no links, names tell nothing of the content.
+    """Return whether a cached revision has the files of a model with the digests that they have at the hub."""
+    # Without links, names do not tell which content a file has.
     return all(
         (snapshot / path).is_symlink()
         and (snapshot / path).is_file()
@@ -170,11 +155,11 @@ def _matches(reference: HubModel, path: str, paths: list[str]) -> bool:
 
 
 def _list_whole_files(snapshot: Path) -> list[str]:
-    """Return the files of a revision by their paths in it, but of split models those that are whole."""
+    """Return the files of a revision by their paths in it; of split models only those that are whole."""
     paths = sorted(
         path.relative_to(snapshot).as_posix()
         for path in snapshot.rglob("*")
-        if path.is_file()  # a link whose blob is gone is none
+        if path.is_file()  # not a link whose blob is gone
     )
     return [path for path in paths if not path.endswith(".gguf") or set(model_parts(path)) <= set(paths)]
 

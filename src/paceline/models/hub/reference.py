@@ -1,4 +1,4 @@
-"""What is asked of the hub: a repository, and which of its models; the options that say so; and which hub is asked."""
+"""Naming a model of the hub: a repository, which of its models, the options that say so, and which hub is asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.core.numbers import shown
 from paceline.terminal_text import printable_line
 
 SAFETENSORS: Final = "safetensors"
-"""What stands for the quant where the safetensors folder is meant, in a repository that has GGUF files too."""
+"""In place of a quant: the safetensors folder of a repository that has GGUF files too."""
 
 _PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REFERENCE: Final = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<quant>[A-Za-z0-9._-]+))?")
@@ -48,11 +48,7 @@ class HubModel:
     def parse(
         cls, reference: str, *, file: str | None = None, token: str | None = None, offline: bool = False
     ) -> HubModel:
-        """Return what ``user/repo[:quant]`` asks for.
-
-        Raises:
-            InputError: it is no such name, names both a quant and a file, or the file or token cannot be one.
-        """
+        """Return the model that ``user/repo[:quant]`` names; raise ``InputError`` for bad or contradicting names."""
         found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
         if found is None or "--" in reference or ".." in reference:
             raise InputError(
@@ -67,7 +63,7 @@ class HubModel:
         if token is not None and not isinstance(token, str):
             raise InputError("the token (`token`) is no text: give it as huggingface.co shows it")
         if token is not None and not _TOKEN.fullmatch(token):
-            # Which it is must not be seen in a terminal or a log.
+            # The token must not be seen in a terminal or a log.
             raise InputError("the token (`token`) is empty or has spaces in it: give it as huggingface.co shows it")
         return cls(found["repo"], quant, file, token, offline)
 
@@ -146,25 +142,22 @@ class HubOptions:
         take_values(self)
 
     def target(self) -> HubModel | None:
-        """Return the target that is asked for, if one is; raises as :meth:`HubModel.parse` does."""
+        """Return the target, if one is asked for; raises as :meth:`HubModel.parse` does."""
         if self.repo is None:
             return None
         return HubModel.parse(self.repo, file=self.file, token=self.token, offline=self.offline)
 
     def draft(self) -> HubModel | None:
-        """Return the draft model that is asked for, if one is; raises as :meth:`HubModel.parse` does."""
+        """Return the draft model, if one is asked for; raises as :meth:`HubModel.parse` does."""
         if self.draft_repo is None:
             return None
         return HubModel.parse(self.draft_repo, token=self.token, offline=self.offline)
 
 
 def endpoint() -> str:
-    """Return the address of the hub.
+    """Return the address of the hub; raise ``InputError`` where ``HF_ENDPOINT`` is no address.
 
-    To be asked before ``huggingface_hub`` is imported, which raises what it likes where it is none.
-
-    Raises:
-        InputError: ``HF_ENDPOINT`` is no address.
+    Called before ``huggingface_hub`` is imported, which raises errors of its own there.
     """
     # Files written elsewhere leave blanks and carriage returns at the ends of lines.
     address = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or _DEFAULT_ENDPOINT
@@ -175,7 +168,7 @@ def endpoint() -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text for messages without the names and passwords that addresses in it may have."""
+    """Return a text without the names and passwords of addresses in it."""
     return _CREDENTIALS.sub("", text)
 
 
@@ -185,5 +178,5 @@ def _is_address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of brackets, or of a port
+    except ValueError:  # bad brackets, or a bad port
         return False

@@ -1,4 +1,4 @@
-"""Taking a model out of the hub's cache, by the library whose cache that is."""
+"""Removing a model from the hub's cache, by the library whose cache that is."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Removal:
 
     Attributes:
         num_bytes: what it frees. Content that other models share stays, and does not count.
-        strategy: how the library does that.
-        paths: what is to be gone then.
+        strategy: the library's plan.
+        paths: files that are gone then.
     """
 
     num_bytes: int
@@ -31,11 +31,6 @@ class Removal:
     paths: tuple[Path, ...]
 
     def execute(self) -> None:
-        """Remove it.
-
-        Raises:
-            InputError: the system does not let it go.
-        """
         try:
             self.strategy.execute()
         except OSError as error:
@@ -49,11 +44,7 @@ class Removal:
 def plan_removal(path: Path) -> Removal:
     """Return what it takes to remove a model from the cache, from all revisions that have it.
 
-    Args:
-        path: of the model in a revision's folder: a GGUF file, of a split model the first part, or that folder itself.
-
-    Raises:
-        InputError: it is no longer there.
+    ``path`` lies in a revision's folder: a GGUF file, of a split model the first part, or that folder itself.
     """
     folder = hub_folder()
     name, _, _, *inner = path.relative_to(folder).parts
@@ -70,7 +61,7 @@ def plan_removal(path: Path) -> Removal:
         for revision in revisions
         for file in revision.files
     ]
-    # A folder's model is all that is no GGUF file: those are models by themselves.
+    # The model of a folder is every file but the GGUF files, which are models by themselves.
     of_model = [file for file, path_in in files if (path_in in parts if parts else not path_in.endswith(".gguf"))]
     if not of_model:
         raise InputError(f"{path} is gone, or the library cannot read the cache around it: see hf cache ls")

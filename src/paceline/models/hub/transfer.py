@@ -1,4 +1,4 @@
-"""One file of the hub, fetched into the cache as a blob; what an earlier try has got is not fetched again.
+"""Fetching one file of the hub into the cache as a blob; an interrupted download goes on where it ended.
 
 ``huggingface_hub`` gives every try a partial file of its own and deletes that when the try fails, so an interrupted
 download would start anew. The partial file here is called by its content, ``DIGEST.incomplete``, and stays until it is
@@ -38,9 +38,7 @@ class RemoteFile:
     """A file at the hub.
 
     Attributes:
-        path: in its repository.
         url: where it can be had, of one revision.
-        num_bytes: size of the file.
         digest: of its content: SHA-256 of a large file, git's SHA-1 of a small one; the name of its blob.
     """
 
@@ -51,12 +49,12 @@ class RemoteFile:
 
 
 def partial_path(blobs: Path, file: RemoteFile) -> Path:
-    """Return where what there is of a file lies while it is not whole."""
+    """Return the path of a file that is not whole yet."""
     return blobs / f"{file.digest}.incomplete"
 
 
 def count_fetched(blobs: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file need not be fetched."""
+    """Return how many bytes of a file are here."""
     if (blobs / file.digest).is_file():
         return file.num_bytes
     partial = partial_path(blobs, file)
@@ -64,7 +62,7 @@ def count_fetched(blobs: Path, file: RemoteFile) -> int:
 
 
 def has_content(path: Path, file: RemoteFile) -> bool:
-    """Return whether a file here has the content of one at the hub; all of it is read where the sizes are the same."""
+    """Return whether a file here has the content of one at the hub; it is read where the sizes are equal."""
     if path.stat().st_size != file.num_bytes:
         return False
     digest = _digest(file)
@@ -79,17 +77,9 @@ def fetch_blob(
 ) -> None:
     """Fetch a file into a folder of blobs.
 
-    Args:
-        blobs: the folder.
-        lock: file that keeps other processes from fetching the same one meanwhile.
-        file: what to fetch.
-        headers: of every request.
-        report: hears what is being done, and how many bytes of the file are there.
-
-    Raises:
-        ModelFileError: what arrived is not what the hub says.
-        HfHubHTTPError: the hub refuses; or another error of the HTTP client, if the connection was lost for good.
-        OSError: the cache cannot be written.
+    ``report`` hears what is being done, and how many bytes of the file are there. ``lock`` is a file that keeps other
+    processes from fetching the same one meanwhile. Errors of the HTTP client are those where the hub refuses or the
+    connection was lost for good.
     """
     blobs.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +107,7 @@ def fetch_blob(
 
 
 class _Content:
-    """What there is of a file, which grows at its end."""
+    """The part of a file that was fetched, which grows at its end."""
 
     def __init__(self, path: Path, out: BinaryIO, file: RemoteFile) -> None:
         self._out, self._file = out, file
@@ -136,7 +126,6 @@ class _Content:
         self._take(chunk)
 
     def restart(self) -> None:
-        """Throw away what there is."""
         self._out.truncate(0)
         self._begin()
 
@@ -153,7 +142,7 @@ class _Content:
 
 
 def _digest(file: RemoteFile) -> hashlib._Hash:
-    """Return what a file's digest is computed by."""
+    """Return the hash by which a file's digest is computed."""
     if len(file.digest) == _SHA256_LENGTH:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.num_bytes, usedforsecurity=False)
@@ -162,7 +151,7 @@ def _digest(file: RemoteFile) -> hashlib._Hash:
 def _receive_with_retries(
     content: _Content, file: RemoteFile, headers: dict[str, str], report: Callable[[], None]
 ) -> None:
-    """Receive a file, or some of it: a lost connection is taken up again where it broke."""
+    """Receive the rest of a file; where the connection is lost, go on from there."""
     had = content.num_bytes
     for wait_s in (*RETRY_WAITS_S, None):
         lost: Exception = ModelFileError(
@@ -186,7 +175,7 @@ def _is_passing(status: int) -> bool:
 
 
 def _receive(content: _Content, file: RemoteFile, headers: dict[str, str], report: Callable[[], None]) -> None:
-    # Compressed on the way, a part of a file would be no part of it.
+    # Of a compressed transfer, a part would not be a part of the file.
     headers = {**headers, "Accept-Encoding": "identity"}
     if content.num_bytes:
         headers["Range"] = f"bytes={content.num_bytes}-"
@@ -197,7 +186,7 @@ def _receive(content: _Content, file: RemoteFile, headers: dict[str, str], repor
         if content.num_bytes and response.status_code != 206:
             content.restart()
         report()
-        # As it arrives: what is kept back until a piece is full would be lost where the connection breaks.
+        # Written as it arrives: bytes held back until a piece is full would be lost where the connection breaks.
         for chunk in response.iter_bytes():
             content.append(chunk[: file.num_bytes - content.num_bytes])
             report()
