@@ -26,7 +26,7 @@ _GROUP = 38.0
 _DEEPEST = 16
 """Depth of drafts up to which acceptance is drawn."""
 _FEWEST_TESTED = 3
-"""Drafts at a depth below which a share of them says nothing."""
+"""Drafts at a depth below which their share is not drawn."""
 
 _LEDGER_POINTS = 250
 
@@ -123,7 +123,7 @@ def _draw_marker(kind: str, x: float, y: float) -> str:
 
 
 def draw_legend(result: BenchResult) -> str:
-    """Say which mark is what; of the kinds that ran."""
+    """Draw which mark is what, of the kinds that ran."""
     kinds = {each.variant.kind for workload in result.workloads for each in workload.variants}
     names = {
         "plain": "plain against plain",
@@ -299,7 +299,7 @@ def draw_ledger(title: str, entries: Sequence[Point]) -> str:
 
 
 def read_calibration(snapshot: Mapping[str, Any] | None) -> dict[str, list[Point]]:
-    """Read what a policy says of its predictions: by drafter, (predicted, actual, count)."""
+    """Read a policy's calibration: by drafter, (predicted, actual, count)."""
     told = (snapshot or {}).get("calibration") or {}
     found = {str(name): [_parse_point(point) for point in points if point[2] > 0] for name, points in told.items()}
     return {name: points for name, points in found.items() if points}
@@ -308,7 +308,7 @@ def read_calibration(snapshot: Mapping[str, Any] | None) -> dict[str, list[Point
 def read_ledger(snapshot: Mapping[str, Any] | None) -> list[Point]:
     """Read a policy's ledger: (tokens, seconds lost, seconds that may be lost)."""
     entries = (snapshot or {}).get("ledger") or []
-    # More points than the picture has places to the pixel only make the page heavy; the last one says where it ended.
+    # More points than pixels only make the page large; the last one is where it ended.
     step = max(1, len(entries) // _LEDGER_POINTS)
     return [_parse_point(entry) for entry in [*entries[:-1:step], *entries[-1:]]]
 

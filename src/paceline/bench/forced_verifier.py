@@ -17,12 +17,8 @@ from paceline.core.verify import RowLogits, Verifier, Walk, follow
 class ForcedVerifier:
     """Judges by a reference text instead of the target's choices, which it computes all the same.
 
-    Past the reference's end the target's own choices count.
-
-    Args:
-        inner: the request's verifier; draws the proposals of draft models.
-        reference: tokens of the answer.
-        num_prompt: tokens before it.
+    Past the reference's end the target's own choices count. ``inner``, the request's verifier, draws the proposals of
+    draft models.
     """
 
     # Whether a draft is accepted does not depend on how it was drawn.
@@ -31,7 +27,7 @@ class ForcedVerifier:
     def __init__(self, inner: Verifier, reference: Sequence[int], num_prompt: int) -> None:
         self.name = inner.name
         self.sampler = inner.sampler
-        # Proposals are drawn as ever, from the draft model's own rows.
+        # Proposals are drawn as always, from the draft model's own rows.
         self.propose = inner.propose
         self._reference = reference
         self._num_prompt = num_prompt

@@ -1,4 +1,4 @@
-"""Medians of few, noisy ratios, and how far they can be trusted."""
+"""Medians of few, noisy ratios, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median with its 95% interval.
-
-    Attributes:
-        median: of the values.
-        low: lower end of the interval; ``None`` for a single value, which says nothing about its spread.
-        high: upper end.
-        count: how many values there were.
-    """
+    """A median with its 95% interval, whose ends are ``None`` for a single value."""
 
     median: float
     low: float | None

@@ -29,16 +29,16 @@ from paceline.engines.options import ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
 
 _HOST: Final = "127.0.0.1"
-"""Address that servers listen on: this machine's alone."""
+"""Servers listen for this machine alone."""
 _START_S = 300.0
-"""Longest that loading a model may take, in seconds."""
+"""Seconds that loading a model may take."""
 _ANSWER_S = 3600.0
 _HEALTH_S = 5.0
 _POLL_S = 0.05
 _END_S = 10.0
 _SAMPLING = ("temperature", "seed", "top_k", "top_p", "min_p")
 
-# Not through whatever proxy the environment names: it is this machine that is asked.
+# Not through a proxy that the environment names: the server is on this machine.
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _Result = TypeVar("_Result")
@@ -47,9 +47,8 @@ _Result = TypeVar("_Result")
 def check_llama_server(executable: Path, target: ModelOptions, draft: ModelOptions | None) -> str:
     """Return the version of a llama-server that can run these models.
 
-    Raises:
-        InputError: there is no such program, or a model is not a GGUF file.
-        CapabilityError: it does not run, is something else, or does not know the options used here.
+    Raises ``CapabilityError`` for a program that does not run, is something else, or does not know the options used
+    here.
     """
     for options in (target, draft):
         if options is not None and engine_for(Path(options.path)) != "llama_cpp":
@@ -75,14 +74,7 @@ def _run_with_option(executable: Path, option: str) -> str:
 
 
 class LlamaServers:
-    """Runs llama-server under one setting after another.
-
-    Args:
-        executable: llama-server, see :func:`check_llama_server`.
-        target: as the user asked for it; its threads, attention, layers and devices are llama-server's too.
-        draft: how the draft model runs; ``None`` without one.
-        context_length: of the target as it was loaded.
-    """
+    """Runs llama-server under one setting after another, with the target's threads, attention, layers and devices."""
 
     def __init__(self, executable: Path, target: ModelOptions, draft: ModelOptions | None, context_length: int) -> None:
         threads = target.threads or usable_cores()
@@ -94,7 +86,7 @@ class LlamaServers:
             *(("-fa", "on", "-ctv", "bf16") if target.exact else ()),
             *("-ngl", str(target.gpu_layers) if target.gpu_layers >= 0 else "all"),
             *(("-dev", ",".join(target.devices)) if target.devices else ()),
-            # Prompts are read anew each time, and what was read before is not kept.
+            # Prompts are read anew each time: llama-server's prompt cache is off.
             *("--cache-ram", "0", "--host", _HOST),
         ]
         self._draft: list[str] = []
@@ -104,12 +96,12 @@ class LlamaServers:
                 *("-ngld", str(draft.gpu_layers) if draft.gpu_layers >= 0 else "all"),
                 *(("-devd", ",".join(draft.devices)) if draft.devices else ()),
                 *(("-td", str(draft.threads)) if draft.threads else ()),
-                # Its help says that this is as -td by default; it is as the target's -tb.
+                # llama-server's help says that the default is -td; it is the target's -tb.
                 *(("-tbd", str(draft_batch)) if (draft_batch := draft.threads_batch or draft.threads) else ()),
             ]
 
     def contestant(self, variant: Variant) -> LlamaServer:
-        """Return who answers under a variant's setting."""
+        """Return a contestant with a variant's setting."""
         return LlamaServer(variant.name, self.command(variant), drafts=bool(variant.drafters))
 
     def command(self, variant: Variant) -> list[str]:
@@ -130,13 +122,7 @@ class LlamaServers:
 
 
 class LlamaServer:
-    """llama-server with one setting.
-
-    Args:
-        name: in messages.
-        command: program and arguments, but for the port.
-        drafts: whether the setting drafts.
-    """
+    """llama-server with one setting; its command lacks the port."""
 
     def __init__(self, name: str, command: list[str], *, drafts: bool) -> None:
         self._name = name
@@ -146,9 +132,7 @@ class LlamaServer:
     def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
         """Return the answer to a task, timed as llama-server times it.
 
-        Raises:
-            EngineError: the server could not be started, failed, or does not draft though it should.
-            Stopped: the user wants no more; the process is ended.
+        Raises ``EngineError`` where the server could not be started, failed, or does not draft though it should.
         """
         options = task.options(temperature)
         body: dict[str, Any] = {name: value for name, value in options.items() if name in _SAMPLING}
@@ -165,7 +149,7 @@ class LlamaServer:
             said = ask("/completion", body)
         try:
             token_ids, timings = said["tokens"], said["timings"]
-            # It counts from the first token on, which comes with the prompt.
+            # llama-server counts from the first token on, which comes with the prompt.
             seconds = timings["predicted_ms"] / 1e3
         except (LookupError, TypeError):
             raise EngineError(f"{self._name} gave no tokens and timings: give a newer llama-server") from None
@@ -176,7 +160,7 @@ class LlamaServer:
 
     @contextmanager
     def _start_server(self, stopped: Stop) -> Iterator[_Client]:
-        """Start the program, wait until it has loaded the model, yield what asks it, and end it."""
+        """Start the program, wait until it has loaded the model, yield a client for it, and end it."""
         with socket.socket() as free:
             free.bind((_HOST, 0))
             port = free.getsockname()[1]
@@ -209,7 +193,7 @@ class LlamaServer:
                     why = f"it ended with status {status}: {words[-1].strip()}"
                 raise EngineError(f"{self._name} failed: {why}") from error
             finally:
-                # Whoever still waits for an answer gets an error, so the pool can end.
+                # A thread that still waits for an answer gets an error, so the pool can end.
                 process.terminate()
                 try:
                     process.wait(_END_S)
@@ -233,20 +217,13 @@ class _Client:
     def __call__(self, path: str, body: dict[str, Any] | None) -> Any:
         """Return what a path answers, read as JSON.
 
-        Raises:
-            Stopped: the user wants no more.
-            ConnectionError: the program is gone.
-            ValueError: it refused, or what it said is not JSON.
+        Raises ``ConnectionError`` where the program is gone, and ``ValueError`` where it refuses or answers something
+        else.
         """
         return json.loads(self._wait(self._pool.submit(_send_request, self._url + path, body, _ANSWER_S)))
 
     def is_healthy(self) -> bool:
-        """Whether the model is loaded: until then the server refuses, or says that it is busy.
-
-        Raises:
-            Stopped: the user wants no more.
-            ConnectionError: the program is gone.
-        """
+        """Whether the model is loaded: until then the server refuses, or says that it is busy."""
         try:
             self._wait(self._pool.submit(_send_request, f"{self._url}/health", None, _HEALTH_S))
         except (OSError, http.client.HTTPException, ValueError):

@@ -30,13 +30,7 @@ _HARDWARE: Final = ("processor", "system")
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure that the page begins with.
-
-    Attributes:
-        figure: large.
-        words: what it is of.
-        kind: of the variant that it is of, which gives it its colour.
-    """
+    """One figure at the top of the page. The kind of its variant gives it its colour."""
 
     figure: str
     words: str
@@ -45,13 +39,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One variant of a table.
-
-    Attributes:
-        title: the variant's.
-        kind: of the variant, which gives the row its look.
-        cells: under the columns but the first.
-    """
+    """One variant of a table. Its kind gives the row its look."""
 
     title: str
     kind: str
@@ -60,13 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All figures of a workload.
-
-    Attributes:
-        name: of the workload.
-        about: what was measured.
-        rows: one for each variant that ran.
-    """
+    """All figures of a workload."""
 
     name: str
     about: str
@@ -74,7 +56,6 @@ class Table:
 
 
 def render(result: BenchResult) -> str:
-    """Return the page."""
     measured = [workload for workload in result.workloads if workload.measured]
     steps = [charts.draw_staircase(result.profile.target, "target: a whole round", "rows verified in one pass")]
     if result.profile.draft is not None:
@@ -125,7 +106,7 @@ def _facts(result: BenchResult) -> str:
 
 
 def _tiles(result: BenchResult) -> list[Tile]:
-    """Put the answer first: what one gains, what one loses at worst, and whether the texts are equal."""
+    """Put the answer first: the gain, the loss at worst, and whether the texts are equal."""
     tiles = []
     measured = [workload for workload in result.workloads if workload.measured]
     for kind, words in (("auto", "auto"), ("static", "best static setting of each workload")):
@@ -144,7 +125,7 @@ def _tiles(result: BenchResult) -> list[Tile]:
             over = f"median over {len(ratios)} workloads{'' if drafted else f', {NOTHING_DRAFTED}'}"
             tiles.append(Tile(f"{middle:.2f}×", f"{words}, {over}", kind))
             tiles.append(Tile(f"{lowest[0]:.2f}×", f"{words} where it gains least: {lowest[1]}", kind))
-    # A server's texts are its own: it samples by other noise. Plain's and forced ones could not be others.
+    # A server samples by other noise, and plain's and forced texts cannot differ.
     ours = [each for workload in measured for each in workload.variants if each.variant.kind not in ("server", "plain")]
     pairs = [pair for each in ours for pair in each.pairs if not pair.forced]
     equal = sum(pair.differs_at is None for pair in pairs)
@@ -166,7 +147,7 @@ def _acceptance(measured: list[WorkloadResult]) -> list[str]:
 
 
 def _planning(measured: list[WorkloadResult]) -> tuple[list[str], list[str]]:
-    """Draw what a planning policy says of itself, where it does: its predictions, and its ledger."""
+    """Draw the predictions and the ledger of a planning policy."""
     predictions, ledgers = [], []
     for workload in measured:
         auto = workload.best("auto")

@@ -1,4 +1,4 @@
-"""How long a bench takes, by what passes were measured to cost, and how to make it fit a limit before anything runs."""
+"""Forecasts how long a bench takes, from measured costs of passes, and fits it to a limit before anything runs."""
 
 from __future__ import annotations
 
@@ -45,27 +45,23 @@ _LAST_CUTS: Final[Sequence[Mapping[str, Any]]] = (
     {"variants": [AUTO]},
     {"prompt_tokens": 16, "tokens": MIN_ANSWER},
 )
-"""What is cut where one workload with the shortest answers is still too much, one after the other, the least missed
-first: what is left in the end is a pair of plain and ``auto``, some fifty passes."""
+"""Cuts, the least missed first, for where one workload with the shortest answers is still too much.
+
+What is left in the end is a pair of plain and ``auto``, some fifty passes.
+"""
 
 _GREEDY_TRIES, _SAMPLED_TRIES = 4.0, 1.2
 """Prompts tried for each that is kept; greedy answers of a small base model loop more often than not."""
 
 _REPLAY_TOKEN_S = 4e-4
-"""Seconds that replaying a token of a recording takes on a slow machine."""
+"""Seconds of replaying a token of a recording on a slow machine."""
 
 _USABLE = 0.85
-"""Of a limit; the rest is for what the forecast cannot know."""
+"""Share of a limit that is planned for; the rest is for what the forecast cannot know."""
 
 
 class Forecast:
-    """Seconds that the parts of a bench take.
-
-    Args:
-        settings: what is to be measured.
-        profile: what passes cost.
-        context_length: of the target.
-    """
+    """Forecasts the seconds of the parts of a bench."""
 
     def __init__(self, settings: BenchSettings, profile: CostProfile, context_length: int) -> None:
         self._settings = settings
@@ -88,11 +84,9 @@ class Forecast:
         return tokens * self._profile.round_s(1, prompt)
 
     def run_s(self, workload: str) -> float:
-        """Return the seconds of both."""
         return self.prompt_s(workload) + self.answer_s(workload)
 
     def _lengths(self, workload: str) -> tuple[int, int]:
-        """Return the tokens of a prompt and of its answer."""
         tokens = self._settings.tokens
         if workload == "long-prompt":
             tokens = min(tokens, LONG_PROMPT_ANSWER)
@@ -159,7 +153,6 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Seconds of it all."""
         return sum(self.prepare_s(name) + self._settings.laps * self.lap_s(name) for name in self._settings.workloads)
 
 
@@ -174,15 +167,8 @@ def fit_settings(
     """Return settings that are forecast to fit a limit: with fewer prompts, then shorter answers, then fewer workloads.
 
     Where one workload is still too much, prompts become shorter, laps and variants fewer. If nothing fits, the least is
-    returned, and the runner ends when the time is over.
-
-    Args:
-        settings: what is wanted at most.
-        profile: what passes cost.
-        context_length: of the target.
-        limit_s: seconds.
-        given: names of settings that the user set and that must stay: ``workloads``, ``variants``, ``laps``,
-            ``tokens``, ``prompts``.
+    returned, and the runner ends when the time is over. ``given`` names the settings that the user set and that stay:
+    ``workloads``, ``variants``, ``laps``, ``tokens``, ``prompts``.
     """
 
     def fits(smaller: BenchSettings) -> bool:
@@ -198,7 +184,7 @@ def fit_settings(
             is_less = AUTO in wanted if name == "variants" else value < wanted
             if is_less and name not in given:
                 smaller = dataclasses.replace(smaller, **{name: value})
-        # So many laps as the user asked for end when the time is over.
+        # Laps that the user asked for end when the time is over.
         if fits(dataclasses.replace(smaller, laps=1) if "laps" in given else smaller):
             break
     return smaller
@@ -233,15 +219,9 @@ def explain_left_out(
     limit_s: float,
     spent_s: float = 0.0,
 ) -> str | None:
-    """Say what was left out to fit a limit, and which limit has room for all; ``None`` where nothing was.
+    """Say what :func:`fit_settings` left out to fit a limit, and which limit has room for all; ``None`` for nothing.
 
-    Args:
-        wanted: what was asked for.
-        chosen: what :func:`fit_settings` made of it.
-        profile: what passes cost.
-        context_length: of the target.
-        limit_s: seconds that it was fitted to.
-        spent_s: that had gone before, to loading and measuring passes; they count.
+    ``spent_s`` had gone to loading and measuring before, and counts.
     """
     parts = []
     without = [name for name in wanted.workloads if name not in chosen.workloads]
@@ -271,7 +251,7 @@ def explain_left_out(
 
 
 def needed_limit_s(settings: BenchSettings, profile: CostProfile, context_length: int, spent_s: float) -> int:
-    """Return a limit in seconds that has room for what is asked for and what was spent, rounded up to two digits."""
+    """Return a limit in seconds that has room for the settings and what was spent, rounded up to two digits."""
     seconds = spent_s + Forecast(settings, profile, context_length).total_s / _USABLE
     unit: int = 10 ** max(math.floor(math.log10(max(seconds, 1.0))) - 1, 0)
     return math.ceil(seconds / unit) * unit

@@ -1,4 +1,4 @@
-"""A target that keeps the prompt it read last, as a bench asks everyone the same before it asks the next thing.
+"""A target that keeps the prompt it read last: a bench asks all variants the same before it asks the next thing.
 
 What is measured is decoding, and a long prompt takes longer to read than its answer to write: read anew for every run,
 prompts would be most of a bench. Runs also start from the same rows, which come out slightly different in passes of
@@ -19,12 +19,8 @@ from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, Ste
 class PromptKeeper:
     """An engine that keeps one closed sequence, to start the next from. See :class:`~paceline.engines.base.Engine`.
 
-    Sequences are empty when they are opened, unless a prompt was read for them before (:meth:`read`).
-
-    Args:
-        engine: the target. Closing this closes it.
-        clock: by which reading is timed.
-        stopped: whether the user wants no more; asked between passes that read a prompt.
+    Sequences are empty when they are opened, unless a prompt was read for them before (:meth:`read`). Closing this
+    closes the engine.
 
     Attributes:
         read_s: seconds that the prompt took which was read last, whether just now or before.
@@ -39,9 +35,9 @@ class PromptKeeper:
         self._prompt: list[int] = []
         self._kept: int | None = None
         self._in_use: int | None = None
-        # Whether it was read for whoever opens the next sequence.
+        # Whether it was read for the sequence that is opened next.
         self._is_awaited = False
-        # In every round, so without a detour.
+        # Called in every round, so without a wrapper.
         self.forward = engine.forward
         self.commit = engine.commit
         self.length = engine.length
@@ -53,26 +49,18 @@ class PromptKeeper:
 
     @property
     def description(self) -> str:
-        """The engine's."""
         return self._engine.description
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The engine's."""
         return self._engine.vocabulary
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """The engine's."""
         return self._engine.capabilities
 
     def read(self, prompt_ids: Sequence[int]) -> None:
-        """Read a prompt for the sequence that is opened next: all but the last token, which is its first round's.
-
-        Raises:
-            Stopped: the user wants no more.
-            EngineError: a pass failed.
-        """
+        """Read a prompt for the sequence that is opened next: all but the last token, which is its first round's."""
         # A sequence that is still in use begins with another prompt: it will not be kept.
         self._in_use, self._is_awaited = None, False
         wanted = list(prompt_ids[:-1])
@@ -96,7 +84,7 @@ class PromptKeeper:
         self._is_awaited = True
 
     def open(self) -> int:
-        """Start a sequence and return its handle; it holds what was read for it."""
+        """Start a sequence, which holds what was read for it."""
         sequence, self._kept = self._kept, None
         if sequence is not None and not self._is_awaited:
             self._engine.close_sequence(sequence)
@@ -114,17 +102,16 @@ class PromptKeeper:
             self._engine.close_sequence(sequence)
 
     def close(self) -> None:
-        """Close the engine."""
         self._engine.close()
 
     def _cut(self, length: int) -> int:
-        """Return the sequence that is kept, with so many of its tokens at most; an empty one if there is none."""
+        """Return the kept sequence, with so many of its tokens at most; an empty one if there is none."""
         if self._kept is not None:
             try:
                 self.trim(self._kept, min(length, self.length(self._kept)))
                 return self._kept
             except CapabilityError:
-                # A recurrent model, which has the state after the answer only.
+                # A recurrent model has the state after the answer only.
                 self._engine.close_sequence(self._kept)
         self._kept = None
         return self._engine.open()

@@ -1,4 +1,4 @@
-"""Text that repeats itself, which flatters every drafter and tells nothing."""
+"""Detecting text that repeats itself, which flatters every drafter."""
 
 from __future__ import annotations
 
@@ -15,5 +15,4 @@ def distinct_share(token_ids: Sequence[int], size: int = 4) -> float:
 
 
 def is_repetitive(token_ids: Sequence[int]) -> bool:
-    """Return whether a text repeats itself."""
     return distinct_share(token_ids) < LOOPING_BELOW

@@ -1,4 +1,4 @@
-"""What a bench found: plain data, from single pairs of runs up to medians with intervals, and as JSON."""
+"""The results of a bench: plain data, from single pairs of runs up to medians with intervals, and as JSON."""
 
 from __future__ import annotations
 
@@ -25,13 +25,8 @@ class Pair:
 
     Attributes:
         lap: how often the workload's session had been through a task before; for ``mixed``, through all of them.
-        task: name of the text.
         workload: of the task; in ``mixed`` it changes from task to task.
-        trial: the three decoding speeds.
         tokens: decoded by the variant, the first, which comes with the prompt, left out.
-        rounds: decoding rounds.
-        num_drafted: draft tokens verified.
-        num_accepted: draft tokens kept.
         tested_by_depth: see :class:`~paceline.core.stats.RequestStats`.
         accepted_by_depth: drafts that were kept, by depth, as there.
         seconds: from the first token to the last, as a reader sees it: all rounds, and what policies do between them.
@@ -55,19 +50,13 @@ class Pair:
 
     @property
     def forced(self) -> bool:
-        """Whether the target was made to follow a text, so that no variant's could be another."""
+        """Whether the target was made to follow a text, which all variants share then."""
         return self.workload.endswith(FORCED_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """The pairs of one lap together.
-
-    Attributes:
-        index: which lap.
-        per_second: the variant's decoding speed.
-        plain_per_second: plain's, around it.
-    """
+    """The pairs of one lap together. ``plain_per_second`` is that of the plain runs around the variant's."""
 
     index: int
     per_second: float
@@ -75,12 +64,11 @@ class Lap:
 
     @property
     def ratio(self) -> float:
-        """Speed over plain's."""
         return self.per_second / self.plain_per_second
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> Lap:
-        """Put pairs together by time: tokens of all over seconds of all."""
+        """Sum up pairs: tokens of all over seconds of all."""
         tokens = sum(pair.tokens for pair in pairs)
         seconds = sum(pair.tokens / pair.trial.speculative for pair in pairs)
         plain_s = sum(2 * pair.tokens / (pair.trial.plain_before + pair.trial.plain_after) for pair in pairs)
@@ -92,7 +80,6 @@ class Judgement:
     """Why a variant's text differs from plain's.
 
     Attributes:
-        task: name of the text.
         index: of the first token that differs.
         verdict: of :class:`~paceline.core.divergence.Divergence`, or ``"not judged"`` for lack of time.
     """
@@ -107,10 +94,8 @@ class VariantResult:
     """What one variant did on one workload, live and by replay.
 
     Attributes:
-        variant: the variant.
         lap_tasks: pairs of a whole lap.
         replayed: in virtual time; ``None`` if it was not replayed.
-        pairs: in the order they were run.
         left_out: runs whose answer told nothing: it ended at once or, of a server's own text, loops.
         judgements: of texts that differ from plain's, each once.
         snapshot: what the policy says of itself after the last pair, if it does: ``calibration``, by drafter
@@ -134,12 +119,10 @@ class VariantResult:
         return [Lap.of(pairs) for pairs in by_lap.values() if len(pairs) == self.lap_tasks]
 
     def ratio(self) -> Estimate | None:
-        """Return the median speed over plain's, over laps."""
         ratios = [lap.ratio for lap in self.laps()]
         return estimate(ratios) if ratios else None
 
     def per_second(self) -> Estimate | None:
-        """Return the median decoding speed, over laps."""
         speeds = [lap.per_second for lap in self.laps()]
         return estimate(speeds) if speeds else None
 
@@ -163,13 +146,11 @@ class VariantResult:
 
     @property
     def accept_share(self) -> float | None:
-        """Accepted / drafted; ``None`` if nothing was drafted."""
         drafted = self.num_drafted
         return sum(pair.num_accepted for pair in self.pairs) / drafted if drafted else None
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens per round; ``None`` without rounds."""
         rounds = sum(pair.rounds for pair in self.pairs)
         return sum(pair.tokens for pair in self.pairs) / rounds if rounds else None
 
@@ -184,7 +165,10 @@ class VariantResult:
 
     @property
     def own_share(self) -> float | None:
-        """Share of the time that was paceline's own: planning, calibration, bookkeeping; ``None`` if nobody says."""
+        """Share of the time that was paceline's own: planning, calibration, bookkeeping.
+
+        ``None`` where it is not known.
+        """
         told = [(pair.seconds, pair.spent.total_s) for pair in self.pairs if pair.spent is not None]
         seconds = sum(each for each, _ in told)
         return max(seconds - sum(spent for _, spent in told), 0.0) / seconds if seconds else None
@@ -200,8 +184,6 @@ class WorkloadResult:
     """What was found on one workload.
 
     Attributes:
-        name: of the workload.
-        about: what it is.
         forced: whether the target was made to follow a text.
         prompt_tokens: of its tasks, ascending.
         answer_tokens: of its plain answers, those that were recorded and those that were measured, ascending.
@@ -209,7 +191,6 @@ class WorkloadResult:
         ended_early: tasks left out because their plain answers ended after a few tokens.
         tried: tasks looked at.
         static: all static settings, replayed.
-        variants: the ones chosen to run live, plain against plain first; for some there may have been no time.
     """
 
     name: str
@@ -225,7 +206,6 @@ class WorkloadResult:
 
     @property
     def measured(self) -> bool:
-        """Whether any variant finished a lap."""
         return any(each.laps() for each in self.variants)
 
     def best(self, kind: str) -> VariantResult | None:
@@ -240,16 +220,10 @@ class BenchResult:
     """Everything that was found.
 
     Attributes:
-        machine: versions and system.
-        target: the target, in the engine's words.
-        draft: the draft model, in the engine's words; ``None`` without one.
         temperature: of all workloads but ``hard``.
-        tokens: most tokens of an answer.
         laps: wanted of each workload; a lap has a pair of each variant, and in ``mixed`` one for each of its tasks.
         seed: of the order of texts, of edits and of sampling.
-        drafters: that took part.
         profile: what passes cost, for replays.
-        workloads: in the order they were chosen.
         took_s: seconds of it all.
         ended_by: ``"done"``, ``"interrupt"``, ``"time limit"`` or ``"error"``.
         notes: what was left out, and why.
@@ -271,12 +245,11 @@ class BenchResult:
 
     @property
     def measured(self) -> bool:
-        """Whether there is any pair to report."""
         return any(each.pairs for workload in self.workloads for each in workload.variants)
 
     @property
     def predicted(self) -> bool:
-        """Whether replay says of any variant what it would gain."""
+        """Whether replay predicts the gain of any variant."""
         return any(each.replayed is not None for workload in self.workloads for each in workload.variants)
 
     @property

@@ -1,4 +1,4 @@
-"""The runs: tasks are prepared, variants chosen by replay, and pairs run lap by lap over all workloads.
+"""Runs a bench: tasks are prepared, variants chosen by replay, and pairs run lap by lap over all workloads.
 
 ::
 
@@ -50,26 +50,26 @@ from paceline.planning.costs.profiling import has_long_context
 from paceline.streams import Generation
 
 _PREPARING_SHARE = 0.45
-"""Of a time limit, that looking for prompts and recording them may take at most."""
+"""Share of a time limit that looking for prompts and recording them may take."""
 
 _ORDER: Sequence[Kind] = ("plain", "server", "static", "policy", "auto")
-"""Of the variants in a report; where there is no time for all of a lap, the first of them are left out first."""
+"""Order of kinds in a report; where there is no time for all of a lap, the first are left out first."""
 
 _DRAWS = 3
-"""Plain answers that are drawn for a lap until one tells something; then it is the one that was recorded."""
+"""Plain answers that are drawn for a lap until one is informative; then the recorded one is taken."""
 
 _CAUTION = 1.1
-"""Of the time that runs took before, which must be left for more of them."""
+"""Factor of the time that runs took before, which must be left for more of them."""
 
 Progress: TypeAlias = Callable[[str, float, float], None]
-"""Told what is being done, and how much is done of how much there is to do, in seconds as they were forecast."""
+"""Called with what is being done, and how much is done of how much there is to do, in seconds as they were forecast."""
 
 
 class Servers(Protocol):
     """Servers of one program that answer over HTTP, each with a setting of its own."""
 
     def contestant(self, variant: Variant) -> Contestant:
-        """Return who answers under a variant of kind ``"server"``."""
+        """Return a contestant for a variant of kind ``"server"``."""
         ...
 
 
@@ -93,7 +93,7 @@ class _Contest:
 
     @property
     def lap_s(self) -> float:
-        """Seconds that a lap may take if every variant is as slow as plain."""
+        """Seconds of a lap if every variant is as slow as plain."""
         runs = 2 * len(self.running) + 1
         # Sessions share a prompt that was read; every server reads it for itself.
         readings = 1 + sum(self.result.variants[index].variant.kind == "server" for index in self.running)
@@ -101,19 +101,9 @@ class _Contest:
 
 
 class Runner:
-    """Measures what the settings ask for.
+    """Measures what the settings ask for. Every ``auto`` session starts with ``learned``.
 
-    Args:
-        engines: loaded models.
-        profile: what passes cost on them.
-        settings: what is to be measured.
-        learned: what ``auto`` starts every session with; ``None`` for nothing.
-        servers: another program to compare with; ``None`` for none.
-        machine: versions and system, for the report.
-        remaining_s: seconds that are left; infinite without a limit.
-        spent_s: seconds of a limit that had gone before.
-        stopped: whether the user wants no more.
-        progress: told how far it is.
+    Of a limit, ``remaining_s`` is left, and ``spent_s`` had gone before.
     """
 
     def __init__(
@@ -168,8 +158,7 @@ class Runner:
     def run(self) -> BenchResult:
         """Measure everything, or as much as there is time for or the user lets it; return what was found.
 
-        Raises:
-            PacelineError: a model failed before there was anything to report.
+        Raises ``PacelineError`` where a model failed before there was anything to report.
         """
         started_s = self._engines.clock.now_s()
         contests: list[_Contest] = []
@@ -190,7 +179,7 @@ class Runner:
             self.result.notes.append(f"{type(error).__name__}: {in_flags(str(error))}")
         for contest in contests:
             for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
-                # Now, as explaining differences asks some of them to answer once more.
+                # Taken now, as explaining differences has some of them answer once more.
                 each.snapshot = _policy_snapshot(contestant)
         self._judge(contests)
         if self._interrupted() and self.result.ended_by == "done":
@@ -201,11 +190,11 @@ class Runner:
         return self.result
 
     def _is_stopped(self) -> bool:
-        """Return whether the user wants no more, or the time is over: of a slow machine one answer may take all."""
+        """Return whether the user wants no more, or the time is over: one answer may take all of it."""
         return self._interrupted() or self._remaining_s() <= 0
 
     def _tell_speed(self) -> None:
-        """Say what is known without a pair: how fast plain decoding is, and how long all of this takes."""
+        """Report what is known without a pair: how fast plain decoding is, and how long all of this takes."""
         round_s = self._profile.round_s(1)
         length = self._engines.target.capabilities.context_length
         enough_s = needed_limit_s(self._settings, self._profile, length, self._spent_s)
@@ -223,9 +212,7 @@ class Runner:
     def _prepare_contest(self, name: str, *, is_last_hope: bool) -> _Contest | None:
         """Find a workload's tasks and the variants to run on them; ``None`` if there is nothing to run.
 
-        Args:
-            name: of the workload.
-            is_last_hope: nothing else will be measured, so it is tried however long it is forecast to take.
+        With ``is_last_hope`` nothing else will be measured, so it is tried however long it is forecast to take.
         """
         result = self._workload(name)
         self.result.workloads.append(result)
@@ -267,9 +254,9 @@ class Runner:
         return self._found[name]
 
     def _tasks(self, name: str) -> list[PreparedTask]:
-        """Return the tasks of a workload that is not mixed: looked at, recorded, and kept for other uses."""
+        """Return the tasks of a workload that is not mixed: found, recorded, and kept for later."""
         if name not in self._prepared:
-            # However long looking takes, most of a limit is for the pairs.
+            # Most of a limit is for the pairs, however long finding tasks takes.
             prepared = len(self._prepared) + 1
             wanted = max(len(self._settings.workloads), prepared)
             floor_s = self._limit_s * (1 - _PREPARING_SHARE * prepared / wanted)
@@ -283,7 +270,7 @@ class Runner:
     def _choose(
         self, result: WorkloadResult, tasks: Sequence[PreparedTask], lap_tasks: int
     ) -> list[tuple[Variant, VariantReplay | None]]:
-        """Replay all settings; return the variants to run, plain first, with what replay says of them."""
+        """Replay all settings; return the variants to run, plain first, with their replays."""
         settings = self._settings
         recordings = [each.recording for each in tasks]
         chosen: list[tuple[Variant, VariantReplay | None]] = [(PLAIN, None)]
@@ -332,7 +319,7 @@ class Runner:
                     yield server_draft_and_ngram(draft, ngram)
 
     def _fastest(self, servers: Servers, variants: Sequence[Variant], prepared: PreparedTask) -> Variant | None:
-        """Try a server's settings on a first prompt, as far as there is time for them; ``None`` if it takes none."""
+        """Try a server's settings on a first prompt, as far as there is time; ``None`` if it takes none."""
         workload = prepared.task.workload
         fastest: Variant | None = None
         best_speed = 0.0
@@ -345,7 +332,7 @@ class Runner:
             try:
                 answer = self._answer(servers.contestant(variant), prepared.task)
             except EngineError as error:
-                # One of many settings: what a model or a build does not support is no reason to measure nothing.
+                # One of many settings: a model or a build that does not support it can still be measured in others.
                 self.result.notes.append(f"{workload}: left out, as {in_flags(str(error))}")
                 continue
             finally:
@@ -369,7 +356,7 @@ class Runner:
                 self._run_lap(contest, lap)
 
     def _narrow(self, contest: _Contest) -> None:
-        """Leave out as many variants as there is no time for in a first lap, but for the one that is most missed."""
+        """Leave out the variants that there is no time for in a first lap, but for the most important one."""
         name, variants = contest.result.name, contest.result.variants
         words = "" if self._settings.tokens == MIN_ANSWER else ": with shorter answers it takes less"
         left_s, lap_s, dropped = self._remaining_s(), _CAUTION * contest.lap_s, []
@@ -427,8 +414,8 @@ class Runner:
         """Return a task with random numbers of this lap's own, and its plain answer.
 
         The settings were chosen on the answers that were recorded, and the best of a hundred on a text owes some of its
-        lead to that text. So what is measured are other answers to the same prompts, wherever sampling leaves room for
-        any: a forced answer and a greedy one are what they were.
+        lead to that text. So other answers to the same prompts are measured, wherever sampling leaves room for any:
+        forced and greedy answers stay the same.
         """
         if task.reference_ids is None and task.options(self._settings.temperature).get("temperature"):
             for draw in range(lap * _DRAWS, (lap + 1) * _DRAWS):
@@ -442,7 +429,7 @@ class Runner:
     def _is_informative(answer: Answer) -> bool:
         """Whether an answer is long enough to be timed and, where it is not plain's, does not loop."""
         if answer.generation is not None:
-            # Plain's text, which was looked at before; near-ties may end it at once.
+            # Plain's text, which was checked before; near-ties may end it at once.
             return len(answer.token_ids) >= 2
         return len(answer.token_ids) >= MIN_ANSWER and not is_repetitive(answer.token_ids)
 
@@ -465,7 +452,7 @@ class Runner:
                     contest.result.variants[index].judgements.append(Judgement(task.name, first, verdict))
 
     def _verdict(self, session: Session, task: Task, plain: Generation, speculative: Generation) -> str:
-        # Both are made again, which may take some tries, and the text is read seven times, or seventy.
+        # Both answers are made again, which may take some tries, and the text is read 7 to 70 times.
         needed_s = 10 * self._forecast.run_s(task.workload)
         if self.result.ended_by in ("interrupt", "error") or self._is_stopped() or self._remaining_s() < needed_s:
             return "not judged"
@@ -509,7 +496,7 @@ def _make_pair(lap: int, task: Task, before: Answer, answer: Answer, after: Answ
 
 
 def _policy_snapshot(contestant: Contestant) -> Mapping[str, Any] | None:
-    """Return what a policy that plans says of its predictions and its ledger, as plain data; ``None`` of others."""
+    """Return the predictions and the ledger of a policy that plans, as plain data; ``None`` for others."""
     told = contestant.policy.report() if isinstance(contestant, Session) else None
     if told is None:
         return None

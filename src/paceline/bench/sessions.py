@@ -1,4 +1,4 @@
-"""What answers in a bench: sessions over shared engines, and whoever else can be asked for the same texts.
+"""Who answers in a bench: sessions over shared engines, and other contestants for the same texts.
 
 Weights are loaded once, and each variant of paceline's has its own drafters and policy over them.
 """
@@ -34,9 +34,6 @@ class Engines:
     """What all sessions share.
 
     Attributes:
-        target: runs the target, and reads prompts.
-        draft: runs the draft model, if there is one.
-        clock: by which runs are timed.
         open_reader: see :func:`~paceline.comparison.explain`.
         worker: the thread in which the engines were opened, for whoever opened them to close.
         draft_tokens: what the draft's tokens are to the target; ``None`` leaves it to each session to find out.
@@ -52,13 +49,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where a session's seconds went; what is left of the answer's is paceline's own.
-
-    Attributes:
-        verify_s: the target's passes.
-        sampling_s: turning rows into tokens.
-        drafters_s: the drafters.
-    """
+    """Where a session's seconds went: the target's passes, sampling, drafters. The rest is paceline's own."""
 
     verify_s: float
     sampling_s: float
@@ -66,7 +57,6 @@ class TimeSpent:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all three."""
         return self.verify_s + self.sampling_s + self.drafters_s
 
 
@@ -75,13 +65,8 @@ class Answer:
     """What is measured of an answer, whoever gave it.
 
     Attributes:
-        token_ids: the answer.
         seconds: from the first token to the last: what happens between rounds is part of it.
-        rounds: decoding rounds after the prompt.
-        num_drafted: draft tokens verified.
-        num_accepted: draft tokens kept.
         tested_by_depth: see :class:`~paceline.core.stats.RequestStats`; empty if it is not known.
-        accepted_by_depth: drafts that were kept, by depth; empty if it is not known.
         spent: where the seconds went; ``None`` if it is not known.
         generation: the whole of it, where a session of paceline's gave it.
     """
@@ -103,37 +88,31 @@ class Answer:
 
 
 class Contestant(Protocol):
-    """Who answers a variant's tasks."""
+    """Answers a variant's tasks."""
 
     def answer(self, task: Task, temperature: float, stopped: Stop) -> Answer:
-        """Return the answer to a task.
-
-        Raises:
-            Stopped: the user wants no more.
-        """
+        """Return the answer to a task; raise ``Stopped`` where the user wants no more."""
         ...
 
 
 class _DraftMeter:
-    """Adds up the seconds that drafters took."""
+    """Adds up the seconds of drafters."""
 
     def __init__(self) -> None:
         self.drafters_s = 0.0
 
     def observe(self, record: RoundRecord) -> None:
-        """Add up."""
         if record.draft_seconds:
             self.drafters_s += sum(record.draft_seconds.values())
 
 
 class Session(Model):
-    """What a user has after loading a model: drafters, and a policy that keeps what it learns from prompt to prompt.
+    """A loaded model as a user has it: drafters, and a policy that keeps what it learns from prompt to prompt.
 
     Closing it leaves the engines open, which other sessions use too.
 
     Attributes:
-        reference_ids: tokens that the target is made to say, for the streams that are started next; ``None`` lets it
-            speak.
+        reference_ids: tokens that the target is made to say, for the streams that are started next; ``None`` for none.
     """
 
     def __init__(self, engines: Engines, drafters: Sequence[str], policy: Policy) -> None:
@@ -149,11 +128,6 @@ class Session(Model):
         return self
 
     def answer(self, task: Task, temperature: float, stopped: Stop, *, speculate: bool = True) -> Answer:
-        """Return the answer to a task.
-
-        Raises:
-            Stopped: the user wants no more; the request is cancelled.
-        """
         drafters_s = self._meter.drafters_s
         generation = finish(start_answer(self, task, temperature, speculate=speculate), stopped)
         stats = generation.stats
@@ -170,21 +144,13 @@ class Session(Model):
         )
 
     def read(self, prompt_ids: Sequence[int]) -> None:
-        """Read a prompt but for its last token, for whoever is asked for an answer to it next.
-
-        Raises:
-            Stopped: the user wants no more.
-        """
+        """Read a prompt but for its last token, for the answer that is started next."""
         self.worker.call(lambda: self._prompts.read(prompt_ids))
 
     def _start(
         self, prompt: Prompt, request: RequestOptions, *, wrap: Wrap | None = None, read: Read | None = None
     ) -> Stream:
-        """Start an answer, forced if there is a reference; the prompt is read, but for its last token.
-
-        Raises:
-            Stopped: the user wants no more.
-        """
+        """Start an answer, forced if there is a reference; the prompt is read, but for its last token."""
         reference = self.reference_ids
 
         def forced(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
@@ -196,21 +162,16 @@ class Session(Model):
 
     def _prefill(self, prompt_ids: Sequence[int]) -> PrefilledPrompt:
         self._prompts.read(prompt_ids)
-        # What a prompt took the target is what policies hold a draft model's reading against, kept or not.
+        # Policies compare a draft model's reading with the time that the prompt took the target, kept or not.
         return PrefilledPrompt(self._prompts.open(), self._prompts.read_s)
 
     def close(self) -> None:
         """Cancel what still runs."""
-        with contextlib.suppress(ClosedError):  # nothing does
+        with contextlib.suppress(ClosedError):  # nothing runs any more
             self.worker.call(self._driver.cancel_all)
 
 
 def start_answer(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:
-    """Start a task's answer.
-
-    Raises:
-        Stopped: the user wants no more.
-    """
     session.reference_ids = task.reference_ids
     options = task.options(temperature)
     options["speculate"] = speculate
@@ -227,12 +188,7 @@ def wall_engines(
     draft_vocab: DraftVocab = "auto",
     draft_map: Sequence[str] = (),
 ) -> Engines:
-    """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more.
-
-    Raises:
-        InputError: see :func:`~paceline.drafters.registry.relate_draft`.
-        VocabularyMismatchError: likewise.
-    """
+    """Return engines timed by the machine's clock, which read no more of a prompt once the user wants no more."""
     clock = WallClock()
     tokens = None if draft is None else relate_draft(target.vocabulary, draft.vocabulary, draft_vocab, draft_map)
     return Engines(PromptKeeper(target, clock, stopped), draft, clock, open_reader, worker, tokens)

@@ -1,4 +1,4 @@
-"""What a bench is asked for. Complete and checked when built."""
+"""What a bench measures. Complete and checked when built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.core.errors import InputError
 from paceline.replaying.recording import RECORDED_DEPTH
 
 MIN_ANSWER = 16
-"""Tokens of an answer below which a task tells nothing of decoding."""
+"""Tokens of an answer below which a task says nothing about decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,8 @@ class BenchSettings:
     Attributes:
         workloads: names, in the order of the report.
         variants: names among :data:`~paceline.bench.variants.VARIANT_NAMES`.
-        drafters: names of those to draft with.
         temperature: of all workloads but ``hard``.
         laps: times a workload is gone through: a pair of each variant, and in ``mixed`` one for each of its tasks.
-        tokens: most tokens of an answer.
         prompts: texts of each workload; more laps go through them again.
         num_static: static settings that run live.
         coarse: replay fewer settings.

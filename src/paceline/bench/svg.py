@@ -1,4 +1,7 @@
-"""Just enough SVG: elements as text, scales, axes. Colours come from the page's style, and follow its theme."""
+"""The SVG that charts need: elements as text, scales, axes.
+
+Colours come from the page's style, and follow its theme.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,11 @@ def tag(name: str, content: str = "", /, **attributes: object) -> str:
 
 
 def label(x: float, y: float, words: str, /, **attributes: object) -> str:
-    """Return text at a place."""
     return tag("text", escape(words), x=x, y=y, **attributes)
 
 
 def tooltip(words: str) -> str:
-    """Return what a pointer that rests on an element is told."""
+    """Return the text that a pointer on an element shows."""
     return tag("title", escape(words))
 
 
@@ -49,13 +51,9 @@ def diamond(x: float, y: float, radius: float, content: str = "", /, **attribute
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to places along an axis.
+    """From values to places along an axis: ``low`` is at ``start`` and ``high`` at ``end``.
 
     Attributes:
-        low: value at ``start``.
-        high: value at ``end``.
-        start: place of the lowest value.
-        end: place of the highest.
         logarithmic: whether equal factors, rather than equal differences, are equally far apart.
     """
 
@@ -66,7 +64,7 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return a value's place; what is outside lies at the end it is beyond."""
+        """Return a value's place; a value outside is put at the nearer end."""
         value = min(max(value, self.low), self.high)
         if self.logarithmic:
             share = math.log(value / self.low) / math.log(self.high / self.low)
@@ -88,7 +86,6 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def format_tick(value: float) -> str:
-    """Write a tick's value."""
     return f"{value:.10g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
@@ -97,13 +94,6 @@ class Plot:
     """A plot's frame: two axes with ticks, and what is drawn between them.
 
     Attributes:
-        x: horizontal scale.
-        y: vertical scale.
-        x_ticks: values marked on the horizontal scale.
-        y_ticks: values marked on the vertical scale.
-        x_label: what the horizontal scale measures.
-        y_label: what the vertical scale measures.
-        title: above the plot.
         percent: whether the vertical values are shares.
     """
 
@@ -117,7 +107,6 @@ class Plot:
     percent: bool = False
 
     def draw(self, body: str) -> str:
-        """Return the frame with ``body`` inside."""
         left, right, bottom, top = self.x.start, self.x.end, self.y.start, self.y.end
         parts = []
         for value in self.y_ticks:
@@ -129,7 +118,7 @@ class Plot:
             parts.append(label(self.x(value), bottom + 16, format_tick(value), class_="tick", text_anchor="middle"))
         parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
         parts.append(label((left + right) / 2, bottom + 33, self.x_label, class_="axis-label", text_anchor="middle"))
-        # Above the axis rather than beside it, so that it can be read without turning the head.
+        # Above the axis rather than beside it, where it would be rotated.
         parts.append(label(left - 34, top - 10, self.y_label, class_="axis-label"))
         if self.title:
             parts.append(label(left - 34, top - 28, self.title, class_="plot-title"))

@@ -1,4 +1,4 @@
-"""The report on a terminal: a table for each workload, and one line for each in the end."""
+"""The report on a terminal: a table for each workload, and one line for each at the end."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.bench.intervals import Estimate
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
 
 _RESTLESS = 0.15
-"""Plain decoding may be so much faster or slower than itself before a report says that the machine was not quiet."""
+"""Difference of plain decoding from itself above which a report says that the machine was not quiet."""
 
 _NONE = "-"
 
 _WIDEST = 1000
-"""Columns that any table finds room in."""
+"""Columns that any table fits in."""
 
 NOTHING_DRAFTED = "nothing drafted"
-"""Said where a ratio would pass for a gain."""
+"""Shown where a ratio would pass for a gain."""
 
 FIGURES = (
     "t/s",
@@ -36,7 +36,7 @@ FIGURES = (
 """Columns of a workload's table, between the variant's name and the verdict on its texts."""
 
 _LEFT_OUT_FIRST = ("laps", "own time", "by replay", "lowest prompt", "tokens/round", "accepted")
-"""Columns that a narrow terminal goes without, the least telling first."""
+"""Columns that a narrow terminal goes without, the least important first."""
 
 
 def print_result(console: Console, result: BenchResult) -> None:
@@ -69,7 +69,7 @@ def print_result(console: Console, result: BenchResult) -> None:
 
 
 def unrest_words(result: BenchResult) -> str | None:
-    """Say that something else ran, and what to do about it, if plain decoding was far from as fast as itself."""
+    """Say that something else ran, and what to do about it, where the speed of plain decoding varied."""
     if result.noise is None:
         return None
     low, high = result.noise
@@ -82,7 +82,7 @@ def unrest_words(result: BenchResult) -> str | None:
 
 
 def caption(workload: WorkloadResult) -> str:
-    """Say what a workload's figures stand on: its text, its prompts, and what was left out."""
+    """Say what a workload's figures rest on: its text, its prompts, and what was left out."""
     parts = [workload.about]
     if workload.prompt_tokens:
         count = len(workload.prompt_tokens)
@@ -98,12 +98,12 @@ def caption(workload: WorkloadResult) -> str:
 
 
 def variant_title(each: VariantResult) -> str:
-    """Name a variant by what its figures say."""
+    """Return a variant's name as its figures describe it."""
     return "plain against plain" if each.variant.kind == "plain" else each.variant.name
 
 
 def drafted_nothing(each: VariantResult) -> bool:
-    """Return whether a variant that was to draft did not: what its speed differs by from plain's is no gain."""
+    """Return whether a variant that was to draft did not: its difference from plain is no gain."""
     return bool(each.variant.drafters) and each.num_drafted == 0
 
 
@@ -187,7 +187,7 @@ def _workload_table(workload: WorkloadResult, left_out: Collection[str]) -> Tabl
 
 
 def _summary(workloads: Sequence[WorkloadResult]) -> Table:
-    """Put the workloads below each other: the best static setting, what the policies made of it, and auto."""
+    """Return a table of all workloads: the best static setting, the policies, and auto."""
     names = list(
         dict.fromkeys(
             each.variant.policy

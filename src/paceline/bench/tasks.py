@@ -1,4 +1,4 @@
-"""Finding a workload's tasks: texts whose plain answer tells something, each recorded so that it can be replayed."""
+"""Finding a workload's tasks: texts whose plain answer is informative, each recorded so that it can be replayed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class PreparedTask:
     """A task that is worth measuring.
 
     Attributes:
-        task: what is asked.
         recording: its plain answer, and what every drafter would propose at each position.
         prompt_s: seconds that its prompt took to read.
         answer_s: seconds that the plain answer took after it.
@@ -38,19 +37,12 @@ class PreparedTask:
 
 
 def ends_early(task: Task, token_ids: Sequence[int]) -> bool:
-    """Return whether a plain answer is too short to tell anything of decoding."""
+    """Return whether a plain answer is too short to say anything about decoding."""
     return len(token_ids) < min(MIN_ANSWER, task.max_tokens)
 
 
 class TaskFinder:
-    """Looks for tasks by answering them plainly.
-
-    Args:
-        engines: loaded models.
-        settings: how many of what length, and the drafters to record.
-        stopped: whether the user wants no more.
-        tell: told what is being done.
-    """
+    """Looks for tasks by answering them plainly."""
 
     def __init__(
         self,
@@ -69,15 +61,7 @@ class TaskFinder:
         self._sizes = Sizes(settings.tokens, context_length, settings.seed, settings.prompt_tokens)
 
     def find(self, found: WorkloadResult, in_time: Callable[[], bool] = lambda: True) -> Iterator[PreparedTask]:
-        """Yield the tasks of a workload that is not mixed.
-
-        Args:
-            found: the workload's result, in which what was tried and left out is counted.
-            in_time: whether there is time for another.
-
-        Raises:
-            Stopped: the user wants no more.
-        """
+        """Yield the tasks of a workload that is not mixed; what is tried and left out is counted in ``found``."""
         settings, name = self._settings, found.name
         kept = 0
         for task in WORKLOADS[name].make(self._engines.target.vocabulary, self._sizes):
@@ -102,7 +86,7 @@ class TaskFinder:
                 yield PreparedTask(task, recording, read_s - started_s, answered_s - read_s)
 
     def _record(self, task: Task, stream: Stream, answer: Generation) -> Recording:
-        """Record what every drafter would propose in an answer that is there."""
+        """Record what every drafter would propose in an answer."""
 
         def report(share: float) -> None:
             if self._stopped():

@@ -1,4 +1,4 @@
-"""What is compared with plain decoding: every static setting worth trying, the other policies, and ``auto``.
+"""The variants that are compared with plain decoding: every static setting, the other policies, and ``auto``.
 
 Sweeping more than a hundred static settings live on every workload would take days. So each workload's texts are
 recorded once, every setting is replayed on them in virtual time with this machine's measured costs, and only the best
@@ -44,15 +44,7 @@ COARSE_P_MINS: Final = (0.0, 0.4)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to decode.
-
-    Attributes:
-        name: in tables.
-        kind: what sort of variant it is; one of kind ``"server"`` another program runs.
-        drafters: names of those that take part, in the order they are asked; a server has names of its own for them.
-        policy: a name among :data:`~paceline.planning.registry.POLICY_NAMES`.
-        fixed: the settings of a static variant.
-    """
+    """A way to decode. Variants of kind ``"server"`` are run by another program, with drafters of its own."""
 
     name: str
     kind: Kind
@@ -61,22 +53,17 @@ class Variant:
     fixed: FixedPolicy | None = NO_SPECULATION
 
     def build(self, costs: RoundCosts, learned: Learned | None = None) -> Policy:
-        """Return a new policy.
-
-        Args:
-            costs: what passes take.
-            learned: what ``auto`` starts with; others start with nothing.
-        """
+        """Return a new policy; ``auto`` starts with ``learned``."""
         costs_given = None if self.policy == "fixed" else costs
         return build_policy(self.policy, fixed=self.fixed, costs=costs_given, learned=learned)
 
 
 PLAIN: Final = Variant("plain", "plain")
-"""As a variant, plain decoding is run between plain runs like the others, which shows how much of a ratio is noise."""
+"""Plain decoding, run between plain runs like the other variants: it shows how much of a ratio is noise."""
 
 
 SERVER_PLAIN: Final = Variant("llama-server, plain", "server")
-"""A server that drafts nothing: what paceline's own plain decoding is to be measured against."""
+"""A server that drafts nothing: what paceline's own plain decoding is measured against."""
 
 SERVER_NGRAM_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "ngram-simple": ("ngram-simple",),
@@ -95,8 +82,10 @@ SERVER_NGRAM_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "ngram-cache": ("ngram-cache",),
 }
-"""What llama-server drafts from without a draft model, as it comes and, as its long defaults hardly ever match in a
-short text, with short keys and drafts: the name in tables, then the type and its arguments."""
+"""Drafters of llama-server without a draft model: the name in tables, then the type and its arguments.
+
+Its long defaults hardly ever match in a short text, so each is also run with short keys and drafts.
+"""
 
 SERVER_NGRAM_VARIANTS: Final = tuple(
     Variant(f"llama-server, {name}", "server", (name,)) for name in SERVER_NGRAM_SETTINGS
@@ -118,11 +107,6 @@ what is recorded here, so a replay would not find its best."""
 
 
 def check_variant_names(names: Sequence[str]) -> None:
-    """Raise unless every name is among :data:`VARIANT_NAMES` and none comes twice.
-
-    Raises:
-        InputError: with the name and the choices.
-    """
     if not names:
         raise InputError(f"no variant is named: choose from {', '.join(VARIANT_NAMES)}")
     for index, name in enumerate(names):
@@ -168,14 +152,7 @@ def policy_variants(name: str, drafters: Sequence[str]) -> Iterator[Variant]:
 
 @dataclass(frozen=True, slots=True)
 class VariantReplay:
-    """What a variant made of a workload's recordings in virtual time.
-
-    Attributes:
-        variant: the variant.
-        per_second: tokens per second of decoding.
-        ratio: speed over plain's, the median over laps.
-        accept_share: accepted / drafted; ``None`` if nothing was drafted.
-    """
+    """What a variant made of a workload's recordings in virtual time. ``ratio`` is the median over laps."""
 
     variant: Variant
     per_second: float
@@ -184,7 +161,7 @@ class VariantReplay:
 
 
 Advance: TypeAlias = Callable[[], None]
-"""Told after every replay; may raise to end them."""
+"""Called after every replay; may raise to end them."""
 
 
 def replay_all(
@@ -198,13 +175,8 @@ def replay_all(
 ) -> list[VariantReplay]:
     """Replay every variant, each with a fresh policy; recordings follow each other in one session.
 
-    Args:
-        recordings: of two tokens or more each, as the first has no round.
-        variants: to replay.
-        costs: what passes take.
-        learned: what ``auto`` starts with.
-        lap_tasks: recordings of a whole lap; ratios are medians over laps, as live.
-        advance: told after every variant.
+    Recordings have two tokens or more, as the first has no round. Every ``lap_tasks`` recordings are a lap; ratios are
+    medians over laps, as live.
     """
     tokens = sum(len(recording.token_ids) - 1 for recording in recordings)
     plain_s = lap_seconds(recordings, replay(recordings, NO_SPECULATION, costs, drafters=[]), costs, lap_tasks)
@@ -222,17 +194,10 @@ def replay_all(
 def lap_seconds(
     recordings: Sequence[Recording], outcome: ReplayResult, costs: CostProfile, lap_tasks: int
 ) -> list[float]:
-    """Return the seconds of every lap, sampling included.
-
-    Args:
-        recordings: that were replayed.
-        outcome: of the replay.
-        costs: what sampling takes.
-        lap_tasks: recordings of a whole lap.
-    """
+    """Return the seconds of every lap of ``lap_tasks`` recordings, sampling included."""
     seconds = []
     for recording, request in zip(recordings, outcome.requests, strict=True):
-        # Walks visit a row for every token they emit, so sampling takes the same time whatever was drafted.
+        # A walk samples one row for every emitted token, so sampling takes the same time whatever was drafted.
         sampled = len(recording.token_ids) - 1 if recording.temperature > 0 else 0
         seconds.append(request.decode_s + costs.sampling_s(sampled))
     return [sum(seconds[start : start + lap_tasks]) for start in range(0, len(seconds), lap_tasks)]

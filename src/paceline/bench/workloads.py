@@ -1,4 +1,4 @@
-"""What is measured on: kinds of text from the held-out pieces that ship with the package, cut for any model's tokens.
+"""Workloads: kinds of text from the held-out pieces that ship with the package, cut for any model's tokens.
 
 A *forced* workload makes the target follow a given text at full cost (``forced_verifier.py``); its name says so. A
 workload yields tasks for as long as there is text; a task whose plain answer loops is left out by the runner, and
@@ -23,7 +23,7 @@ from paceline.options import GenerateOptions
 PROMPT_TOKENS: Final = 128
 """Most tokens of a prompt that is the beginning of a text."""
 PASSAGES_AS_LONG: Final = 2
-"""Times as many tokens as such a prompt that a passage has at most which is to be summed up."""
+"""Factor of :data:`PROMPT_TOKENS` for a passage that is to be summed up."""
 LONG_PROMPT_TOKENS: Final = 4096
 """Most tokens of a long prompt."""
 LONG_PROMPT_ANSWER: Final = 64
@@ -43,7 +43,7 @@ _CHANGED_NUMBERS: Final = 0.25
 _LINES_PER_COMMENT: Final = 12
 
 _SEEDS_APART: Final = 1000
-"""Between the draws of a task, as tasks of one workload have seeds that follow each other."""
+"""Distance of the seeds of a task's draws, as tasks of one workload have seeds that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,7 @@ class Task:
     """One prompt and how it is answered.
 
     Attributes:
-        workload: whose it is.
         name: of the text it was made from, as ``--sample`` of ``paceline run`` knows it.
-        prompt_ids: the prompt.
-        max_tokens: of the answer.
         seed: of the sampling.
         reference_ids: what the target is made to answer; ``None`` if it answers as it likes.
         sampling: options that hold whatever temperature is asked for.
@@ -69,7 +66,6 @@ class Task:
     sampling: GenerateOptions = field(default_factory=GenerateOptions)
 
     def options(self, temperature: float) -> GenerateOptions:
-        """Return what a session is asked for."""
         forced = self.reference_ids is not None
         options: GenerateOptions = {
             "temperature": temperature,
@@ -81,16 +77,15 @@ class Task:
         return options
 
     def drawn_again(self, draw: int) -> Task:
-        """Return the task with other random numbers to sample by, those of a draw from 1 on."""
+        """Return the task with other random numbers for sampling, those of a draw from 1 on."""
         return replace(self, seed=self.seed + _SEEDS_APART * draw)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large tasks are.
+    """How large tasks are, in tokens.
 
     Attributes:
-        tokens: of an answer.
         context_length: of the target; no prompt and answer are longer together.
         seed: of the order of the texts, of edits and of sampling.
         prompt_tokens: most of a prompt that is the beginning of a text; passages have twice as many.
@@ -102,11 +97,7 @@ class Sizes:
     prompt_tokens: int = PROMPT_TOKENS
 
     def prompt_room(self, wanted: int, answer: int) -> int:
-        """Return how many tokens of prompt fit before an answer.
-
-        Raises:
-            InputError: hardly any.
-        """
+        """Return how many tokens of prompt fit before an answer; raise ``InputError`` for hardly any."""
         room = min(wanted, self.context_length - answer)
         if room < min(_MIN_PROMPT, wanted):
             raise InputError(
@@ -121,13 +112,7 @@ _Maker: TypeAlias = Callable[[Vocabulary, Sizes], Iterator[Task]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A kind of text.
-
-    Attributes:
-        name: under which it is chosen.
-        about: what it is, in a few words for tables.
-        make: yields its tasks.
-    """
+    """A kind of text, described in a few words for tables; ``make`` yields its tasks."""
 
     name: str
     about: str
@@ -147,7 +132,7 @@ def _iter_texts(kind: str, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _make_free(name: str, kinds: Sequence[str], sampling: GenerateOptions | None = None) -> _Maker:
-    """Return what cuts the beginnings of texts, kind after kind in turn, for the target to go on with."""
+    """Return a maker of tasks that go on from the beginnings of texts, kind after kind in turn."""
 
     def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
         room = sizes.prompt_room(sizes.prompt_tokens, sizes.tokens)
@@ -188,7 +173,7 @@ def _iter_structured_forced(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Ta
 def _make_editing(name: str) -> _Maker:
     def make(vocabulary: Vocabulary, sizes: Sizes) -> Iterator[Task]:
         framing = vocabulary.tokenize(_AFTER_FILE, add_special=False)
-        # A little more than the answer holds, so that it does not end before it is as long as it may be.
+        # A little more than the answer's limit, so that the answer does not end before it.
         wanted = sizes.tokens + sizes.tokens // 4
         room = sizes.prompt_room(wanted + len(framing), sizes.tokens) - len(framing)
         for index, (text_name, text) in enumerate(_iter_texts("code", sizes.seed)):
@@ -282,11 +267,6 @@ MIXED_ABOUT: Final = "one session through a task of each of the others in turn, 
 
 
 def check_workload_names(names: Sequence[str]) -> None:
-    """Raise unless every name is a workload's and none comes twice.
-
-    Raises:
-        InputError: with the name and the choices.
-    """
     if not names:
         raise InputError(f"no workload is named: choose from {', '.join(WORKLOAD_NAMES)}")
     for index, name in enumerate(names):
@@ -297,11 +277,7 @@ def check_workload_names(names: Sequence[str]) -> None:
 
 
 def check_room(names: Sequence[str], sizes: Sizes) -> None:
-    """Refuse answers beside which hardly any prompt fits into the context.
-
-    Raises:
-        InputError: with the lengths, and what to change.
-    """
+    """Raise ``InputError`` for answers beside which hardly any prompt fits into the context."""
     for name in names:
         answer = min(LONG_PROMPT_ANSWER, sizes.tokens) if name == "long-prompt" else sizes.tokens
         sizes.prompt_room(_MIN_PROMPT, answer)

@@ -1,4 +1,4 @@
-"""What to do about a diagnosis, in words. A sentence is said only where the figures that were found support it."""
+"""Advice on a diagnosis, in words. A sentence is given only where the measured figures support it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ if TYPE_CHECKING:
     from paceline.pairs.examiner import Diagnosis
 
 _CLOSE: Final = 0.65
-"""Acceptance of a draft of the same family beyond which training it further was seen to gain next to nothing."""
+"""Acceptance of a draft of the same family beyond which further training was seen to gain next to nothing."""
 _APART: Final = 0.4
 """Acceptance below which a draft is not yet aligned with its target, so that training on the target's text gains."""
 _CHEAP: Final = 0.2
-"""Share of a plain round that a draft's pass may take before it is its price that decides."""
+"""Share of a plain round above which the price of a draft's pass decides."""
 _CHEAPEST: Final = 0.05
-"""Plain tokens in whose time hardly any draft model says one."""
+"""Price of a draft's pass, in plain tokens, below which hardly any draft model gets."""
 _MANY_BITS: Final = 6.0
-"""Bits a weight up to which a smaller quant of the same model is no cheaper to speak of."""
+"""Bits a weight up to which a smaller quant of the same model is hardly cheaper."""
 _OUTPUT_SHARE: Final = 0.4
-"""Share of a model's weights that are one for each token of the vocabulary, beyond which they decide its price."""
+"""Share of a model's weights that belong to single tokens of the vocabulary, beyond which they decide its price."""
 _DEAR_ROWS: Final = 5
 """Rows of the pass by which verifying is called dear."""
 _DEAR: Final = 3.0
 """Plain passes that such a pass may take before verifying is called dear."""
 _LOOKUP_GAIN: Final = 1.15
-"""Gain of lookups in the text beyond which they are worth saying."""
+"""Gain of lookups in the text beyond which they are mentioned."""
 _KIND_GAP: Final = 0.15
-"""By how much kinds of text gain differently before it is said."""
+"""Difference between the gains of kinds of text beyond which it is mentioned."""
 
 
 def give_advice(diagnosis: Diagnosis, target: ModelDescription, *, draft_on_cpu: bool = False) -> list[str]:
-    """Return what to do, a sentence each; the most telling first.
+    """Return what to do, a sentence each; the most important first.
 
-    Args:
-        diagnosis: of the candidate.
-        target: what the target says of itself.
-        draft_on_cpu: the draft was told to run on the CPU, where there is a device that the target runs on.
+    ``draft_on_cpu``: the draft was told to run on the CPU, where there is a device that the target runs on.
     """
     return list(_iter_advice(diagnosis, target, draft_on_cpu))
 
@@ -125,7 +122,7 @@ def _iter_advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: b
 
 
 def _is_same_model(target: ModelDescription, draft: ModelDescription) -> bool:
-    """Return whether both are one model in two types, by all that their headers say of its shape."""
+    """Return whether both are one model in two types, by the shapes in their headers."""
     shapes = [
         (each.architecture, each.layers, each.width, each.heads, each.kv_heads, each.feed_forward, each.num_parameters)
         for each in (target, draft)

@@ -1,9 +1,9 @@
-"""How often a draft model says what the target says, at the places of the target's own answers.
+"""How often a draft model agrees with the target, at the places of the target's own answers.
 
-Three figures of every place, all after temperature and filters, which is what runs: the chance that the coupled
-verifier accepts (``coupled``), the overlap of both distributions, 1 - TV, which is the chance that rejection accepts
-(arXiv 2211.17192), and whether both have the same most likely token, which is what greedy decoding goes by. By depth it
-is counted how far the draft's own chains follow the answer.
+At every place there are three figures, all after temperature and filters, as tokens are drawn: the chance that the
+coupled verifier accepts (``coupled``), the overlap of both distributions, 1 - TV, which is the chance that rejection
+accepts (arXiv 2211.17192), and whether both have the same most likely token, as in greedy decoding. By depth, the share
+of places is counted to which the draft's own chains follow the answer.
 """
 
 from __future__ import annotations
@@ -52,14 +52,10 @@ def measure_agreement(
     unshared_ids: Sequence[int],
     temperature: float,
 ) -> Agreement:
-    """Read answers with the draft model, and compare what it would draw each token from with what the target did.
+    """Read answers with the draft model, and compare the distributions of each token with the target's.
 
-    Args:
-        draft: with a sequence to spare, and room for what is read.
-        written: answers of the target.
-        target_vocab_size: the draft's ids beyond are never proposed.
-        unshared_ids: ids of the draft that are another token to the target, which are never proposed either.
-        temperature: at which the answers were sampled.
+    The draft needs a sequence to spare. It never proposes ids from ``target_vocab_size`` on, nor ``unshared_ids``,
+    which are another token to the target. The answers were sampled at ``temperature``.
     """
     sampler = RowSampler(SamplingParams(temperature=temperature, seed=0))
     masked = np.array([token_id for token_id in unshared_ids if token_id < target_vocab_size], dtype=np.int64)
@@ -95,14 +91,9 @@ def fit_width(row: FloatArray, width: int) -> FloatArray:
 
 
 def measure_survival(recordings: Sequence[Recording], drafter: str, kinds: Sequence[str]) -> dict[str, list[Depth]]:
-    """Return how far a drafter's chains follow the answers, by kind of text.
+    """Return how far a drafter's chains follow the answers, by kind of text (one for each recording).
 
     A draft token is tested at depth ``d`` where those before it were right, and where the answer goes on so far.
-
-    Args:
-        recordings: of the answers.
-        drafter: name of it.
-        kinds: of the texts, one for each recording.
     """
     tallies: list[Tally] = []
     for recording, kind in zip(recordings, kinds, strict=True):

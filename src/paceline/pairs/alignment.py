@@ -1,7 +1,7 @@
-"""How two tokenizers cut the same text: which tokens of one are tokens of the other, and which of their ends meet.
+"""How two tokenizers cut the same text: which tokens are the same in both, and which of their ends meet.
 
-That two vocabularies have most tokens in common says little of how often both cut a text at the same places, and it is
-texts that are drafted.
+That two vocabularies have most tokens in common says little of how often both cut a text at the same places, and drafts
+are texts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,7 @@ class Alignment:
 
 
 def align_tokenizers(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> Alignment:
-    """Cut texts with both tokenizers.
-
-    Args:
-        target: the vocabulary whose tokens are drafted.
-        draft: the vocabulary of the draft model.
-        texts: by kind.
-    """
+    """Cut texts, by kind, with both tokenizers."""
     one, ends, draft_tokens = Tally(), Tally(), Tally()
     left_out = num_texts = 0
     for kind, of_kind in texts.items():
@@ -70,7 +64,7 @@ def align_tokenizers(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, 
 def token_ends(vocabulary: Vocabulary, text: str) -> Sequence[int] | None:
     """Return where the tokens of a text end, in bytes of it; ``None`` where they are not that text's bytes.
 
-    That is so where a tokenizer normalises what it reads, or cannot spell it.
+    A tokenizer may normalise what it reads, or be unable to spell it.
     """
     try:
         pieces = [vocabulary.token_bytes(token_id) for token_id in vocabulary.tokenize(text, add_special=False)]
@@ -78,7 +72,7 @@ def token_ends(vocabulary: Vocabulary, text: str) -> Sequence[int] | None:
         return None
     encoded = text.encode()
     if pieces and b"".join(pieces) == b" " + encoded:
-        # What SentencePiece puts before a text.
+        # The space that SentencePiece puts before a text.
         pieces[0] = pieces[0][1:]
     if b"".join(pieces) != encoded:
         return None

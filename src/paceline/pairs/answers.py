@@ -1,8 +1,8 @@
-"""The target's own answers to beginnings of texts: what drafts are to be right about.
+"""The target's own answers to beginnings of texts, which drafts are measured on.
 
-A draft counts only where all before it was accepted, and that is the target's own text. So agreement on what others
-wrote says little; the answers are written first, plainly, once for all candidates, and kept. What the target drew each
-token from is kept with them, so that its passes are made once.
+A draft counts only where all before it was accepted, and that is the target's own text. So agreement on texts of others
+says little; the answers are written first, plainly, once for all candidates, and kept. The distribution that the target
+drew each token from is kept with them, so that its passes are made once.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ _DIGITS: Final = 7
 
 
 Place: TypeAlias = tuple[Int64Array, Float64Array]
-"""What one token is drawn from: ids that may come, and their probabilities after temperature and filters."""
+"""The distribution of one token: ids that may come, and their probabilities after temperature and filters."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
-    """What the target wrote.
+    """An answer of the target.
 
     Attributes:
-        task: that it was asked; its limit is that of the answer.
-        token_ids: the answer.
-        finish_reason: why it ended.
-        places: what each of its tokens was drawn from.
+        task: the task, whose limit is that of the answer.
+        places: the distribution that each token was drawn from.
         passes_s: seconds of the target's passes after the first token; ``None`` if it was not written just now.
     """
 
@@ -72,12 +70,8 @@ class WrittenAnswer:
 class Answers:
     """Writes the target's answers to tasks, and finds those that are kept.
 
-    An answer that loops flatters every draft, and one that ends at once says nothing: these are left out.
-
-    Args:
-        target: how the target runs; its file's content is part of what answers are kept under.
-        temperature: of all answers.
-        keep: whether they are kept for the next process. They are texts.
+    Answers that loop, which flatters every draft, or end at once are left out. They are kept under the content of the
+    target's file; ``keep`` allows that, as they are texts.
     """
 
     def __init__(self, target: ModelOptions, temperature: float, *, keep: bool) -> None:
@@ -88,7 +82,6 @@ class Answers:
         self._known: dict[str, _StoredAnswer] = {}
 
     def params(self, task: Task) -> SamplingParams:
-        """Return how a task's answer is sampled."""
         return SamplingParams(temperature=self._temperature, seed=task.seed)
 
     def write(
@@ -101,18 +94,9 @@ class Answers:
         in_time: Callable[[], bool],
         report: Callable[[int], None],
     ) -> list[WrittenAnswer]:
-        """Return so many answers, the first tasks' that say something; fewer where there is no time for more.
+        """Return ``count`` answers, the first tasks' that are informative; fewer where there is no time for more.
 
-        Args:
-            engines: with the target.
-            tasks: in the order of their use.
-            count: answers that are wanted.
-            stopped: whether the user wants no more.
-            in_time: whether there is time to write another, once one was written.
-            report: told how many there are.
-
-        Raises:
-            Stopped: the user wants no more; what was written is kept.
+        Raises ``Stopped`` where the user wants no more; what was written is kept.
         """
         self._load()
         found: list[WrittenAnswer] = []
@@ -138,7 +122,7 @@ class Answers:
         return found
 
     def missing(self, tasks: Sequence[Task], count: int) -> int:
-        """Return how many of so many answers are not kept, of the first tasks whose answers say something."""
+        """Return how many of ``count`` answers are not kept, of the first tasks whose answers are informative."""
         self._load()
         for task in tasks:
             kept = self._known.get(_answer_key(task))
@@ -182,14 +166,7 @@ class Answers:
 
 
 class _RecordingVerifier:
-    """Judges as another verifier does, and notes what the tokens of plain decoding are drawn from.
-
-    Args:
-        inner: the request's verifier.
-
-    Attributes:
-        places: of all tokens so far.
-    """
+    """Judges as another verifier does, and notes the distributions that tokens of plain decoding are drawn from."""
 
     def __init__(self, inner: Verifier) -> None:
         self.name = inner.name
@@ -209,7 +186,7 @@ class _RecordingVerifier:
 
 
 def read_place(sampler: RowSampler, row: FloatArray) -> Place:
-    """Return what a token is drawn from where a row of logits ``[vocab]`` stands; without penalties."""
+    """Return the distribution of a token where a row of logits ``[vocab]`` stands; without penalties."""
     probs = probabilities(sampler.candidates(row, ()), len(row), greedy=sampler.params.greedy)
     ids = np.flatnonzero(probs)
     return ids, probs[ids]
@@ -225,7 +202,7 @@ class _StoredAnswer:
     places: tuple[Place, ...]
 
     def serves(self, task: Task) -> bool:
-        """Whether it is what the task asks for, or goes on beyond that."""
+        """Whether it is long enough for the task, or ended by itself."""
         return self.max_tokens >= task.max_tokens or self.finish_reason == "end"
 
     def to_json(self) -> dict[str, Any]:
@@ -257,6 +234,6 @@ def _parse_answers(data: Any) -> dict[str, _StoredAnswer]:
 
 
 def _answer_key(task: Task) -> str:
-    """Return what an answer is kept under: its prompt and its seed."""
+    """Return the key that an answer is kept under: its prompt and its seed."""
     asked = json.dumps([list(task.prompt_ids), task.seed]).encode()
     return hashlib.sha256(asked).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""A candidate with all that is said of it: what was found out, what to do, and the flags of other programs."""
+"""The report on a candidate: its diagnosis, advice, and the flags of other programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CandidateReport:
-    """A candidate with all that is said of it.
-
-    Attributes:
-        diagnosis: what was found out.
-        advice: what to do, in sentences.
-        exports: flags for other programs.
-    """
+    """A candidate with its diagnosis, advice in sentences, and flags for other programs."""
 
     diagnosis: Diagnosis
     advice: Sequence[str]
@@ -39,14 +33,10 @@ def build_report(
     has_devices: bool = False,
     draft_on_cpu: bool = False,
 ) -> CandidateReport:
-    """Return a candidate with advice, and with the flags of these programs.
+    """Return the report on a candidate, with the flags of ``programs``.
 
-    Args:
-        diagnosis: of the candidate.
-        target: what the target says of itself.
-        programs: to write flags for.
-        has_devices: whether there is a GPU that layers can be put on.
-        draft_on_cpu: the draft was told to run on the CPU all the same.
+    ``has_devices``: there is a GPU that layers can be put on. ``draft_on_cpu``: the draft was told to run on the CPU
+    all the same.
     """
     static = None if diagnosis.prediction is None else diagnosis.prediction.static
     pair = Pair(
@@ -73,7 +63,7 @@ def verdict(prediction: Prediction) -> str:
 
 
 def ranking_key(report: CandidateReport) -> tuple[int, float]:
-    """Return what puts candidates in order: the fastest first, then those not predicted, by how they line up."""
+    """Return the key of a candidate's rank: the fastest first, then those without prediction, by their alignment."""
     diagnosis = report.diagnosis
     if diagnosis.prediction is not None:
         return 0, -diagnosis.prediction.auto.per_second.value

@@ -1,4 +1,4 @@
-"""Which models are to be tried as drafts: those that were named, and those in folders that were."""
+"""The models to try as drafts: those that were named, and those in named folders."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from paceline.models.registry import named_models, resolve_model
 from paceline.sizes import format_bytes
 
 _DEEPEST: Final = 4
-"""Folders below each other that are searched: LM Studio's models lie two deep, those in the hub's cache four."""
+"""Depth of folders that are searched: LM Studio's models lie two deep, those in the hub's cache four."""
 _MAX_SHARE: Final = 0.9
-"""Of the target's size, beyond which a model in a folder is not tried."""
+"""Share of the target's size beyond which a model in a folder is not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Candidate:
     """A model that may draft.
 
     Attributes:
-        name: what it is called in reports: as it was named, or its path in the folder that was.
+        name: in reports: as it was named, or its path in the folder that was.
         path: where it lies; of a target's own draft, where it will.
-        what: what it says of itself; ``None`` of a draft that is not made yet.
+        what: its description; ``None`` of a draft that is not made yet.
         own: asked for as the target's own draft.
     """
 
@@ -41,27 +41,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What was found in a folder and is not tried.
-
-    Attributes:
-        name: its path in the folder.
-        why: in a line.
-    """
+    """A file in a folder that is not tried, and why, in a line."""
 
     name: str
     why: str
 
 
 def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[list[Candidate], list[Skipped]]:
-    """Return the models to try, in the order named, each once, and what in the folders is none.
+    """Return the models to try, in the order named, each once, and the files in folders that are not tried.
 
-    Args:
-        names: paths of models or folders, names of ``paceline models``, or ``self``. Without any, all models are tried
-            that have names, and those that lie beside the target.
-        target: whose drafts they are to be. In folders it is no candidate itself, and neither is what is as large.
-
-    Raises:
-        InputError: one that is named is no model, or a folder holds none.
+    ``names`` are paths of models or folders, names of ``paceline models``, or ``self``. Without any, all models are
+    tried that have names, and those that lie beside the target. In folders, models as large as the target are left out,
+    and the target itself.
     """
     if not names:
         return _choose(_iter_named(target), target)
@@ -88,7 +79,7 @@ def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[lis
 
 
 def _iter_named(target: ModelDescription) -> Iterator[tuple[str, Path]]:
-    """Yield the models that have names, and those that lie beside a target, with what they are called."""
+    """Yield the models that have names, and those that lie beside a target, with these names."""
     yield from ((model.name, model.path) for model in named_models())
     folder = target.path.parent
     yield from ((str(path.relative_to(folder)), path) for path in _iter_models(folder, deepest=0))
@@ -113,7 +104,7 @@ def _choose(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
             skipped.append(Skipped(name, f"{sizes}: too large to draft (name it to try it all the same)"))
         else:
             candidates.append(Candidate(name, path, what))
-    # Whoever ends it early has tried what is likeliest to pay.
+    # The likeliest to pay come first, for a user who ends it early.
     candidates.sort(key=lambda candidate: candidate.what.num_bytes if candidate.what else 0)
     return _drop_duplicates(candidates), skipped
 
@@ -126,17 +117,13 @@ def _drop_duplicates(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _iter_models(folder: Path, *, deepest: int = _DEEPEST) -> Iterator[Path]:
-    """Yield GGUF files, of split models the first parts, and folders with a configuration, in a folder's tree.
-
-    Raises:
-        InputError: the folder cannot be read.
-    """
+    """Yield GGUF files, of split models the first parts, and folders with a configuration, in a folder's tree."""
 
     def fail(error: OSError) -> None:
         if error.filename is None or Path(error.filename) == folder:
             raise InputError(f"{folder} cannot be read: {error.strerror or error}")
 
-    # Folders may be links, as to another disk. What lies in this one is found without, and links may go in circles.
+    # Folders may be links, as to another disk. Links within this folder are skipped, as they may go in circles.
     known = [folder.resolve()]
     for root, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         here = Path(root)
@@ -160,7 +147,7 @@ def _iter_models(folder: Path, *, deepest: int = _DEEPEST) -> Iterator[Path]:
 
 
 def _identity(path: Path) -> tuple[int, int] | Path:
-    """Return what tells files apart, however many names they have."""
+    """Return a key that tells files apart, however many names they have."""
     try:
         found = path.stat()
     except OSError:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def diagnosis_json(diagnosis: Diagnosis, advice: Sequence[str], exports: Sequence[Export]) -> dict[str, Any]:
-    """Return all that was found out about a candidate as plain data."""
     agreement, prediction = diagnosis.agreement, diagnosis.prediction
     return {
         "name": diagnosis.name,
@@ -46,7 +45,7 @@ def diagnosis_json(diagnosis: Diagnosis, advice: Sequence[str], exports: Sequenc
 
 
 def model_json(what: ModelDescription) -> dict[str, Any]:
-    """Return what a model says of itself, as far as it matters here."""
+    """Return what matters here of a model's description."""
     return {
         "path": str(what.path),
         "num_bytes": what.num_bytes,

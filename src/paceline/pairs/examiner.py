@@ -58,57 +58,53 @@ if TYPE_CHECKING:
     from paceline.vocabularies.relation import VocabularyRelation
 
 _PROFILING_SHARE: Final = 0.17
-"""Of the time for a candidate, that measuring what passes cost may take."""
+"""Share of the time for a candidate that measuring passes may take."""
 _USABLE: Final = 0.85
-"""Of what is left after the passes were measured; the rest is for what the forecast cannot know."""
+"""Share of the time left after measuring that is planned for; the rest is for what the forecast cannot know."""
 
 _SHAPES: Final = (
     *((24, 128, 16), (24, 96, 12), (16, 96, 12), (16, 64, 12), (12, 64, 12), (12, 48, 12), (12, 48, 8), (8, 48, 8)),
     *((8, 48, 5), (4, 64, 8), (4, 48, 8), (4, 48, 5), (4, 48, 4), (4, 40, 4), (4, 32, 4), (4, 24, 4)),
 )
 """Answers, tokens of each, and depth of the recorded drafts: the first that there is time for is taken.
-Texts tell more than tokens, as what follows within one goes together. Answers are longer than their prompts, as the
-draft model reads a prompt once; and a draft so dear that its levels do not fit is seldom worth many of them."""
+
+Texts say more than tokens, as tokens of one text are correlated. Answers are longer than their prompts, as the draft
+model reads a prompt once; and a draft so dear that its levels do not fit is seldom worth many of them.
+"""
 _FEWEST: Final = 4
-"""Answers below which it is said that there was no time for more."""
+"""Answers below which the report says that there was no time for more."""
 _LAST_SHAPES: Final = ((4, 24, 4), (3, 24, 4), (2, 24, 4), (1, 24, 4), (1, 16, 4))
-"""What is tried without calibration, which tells little of a machine so slow; the last is taken where nothing fits."""
+"""Shapes without calibration, which says little of a machine so slow; the last is taken where nothing fits."""
 _REPLAYS: Final = 21
 """Replays of a recording."""
 _REPLAY_TOKEN_S: Final = 5e-4
-"""Seconds that replaying a token takes on a slow machine."""
+"""Seconds of replaying a token on a slow machine."""
 _LEVEL_S: Final = 6e-4
 """Seconds of a recorded level beside its pass."""
 _COMPARE_S: Final = 1e-3
-"""Seconds of comparing two distributions;"""
+"""Seconds of comparing two distributions."""
 _COMPARE_ID_S: Final = 2e-8
-"""and of each id of theirs."""
+"""Seconds of comparing an id of two distributions."""
 _CALIBRATION_ROUNDS: Final = 2.2
 """Rounds of the short live answers, for each token of one."""
 _CALIBRATION_SHARE: Final = 0.15
-"""Of the time for a candidate, that these answers may take;"""
+"""Share of the time for a candidate that the short live answers may take."""
 _MIN_CALIBRATION: Final = 8
-"""and tokens that each has however slow the machine is. What a round takes beside its pass is little of a slow one."""
+"""Fewest tokens of a live answer, however slow the machine is, where the time of a round beside its pass matters
+little.
+"""
 
 Tell = Callable[[str, float], None]
-"""Told what is being done, and which share of the candidate is done."""
+"""Called with what is being done, and the share of the candidate that is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What was found out about a candidate.
 
-    Attributes:
-        name: what the candidate was called.
-        what: what it says of itself.
-        fitting: of the vocabularies; ``None`` where they could not be compared.
-        agreement: with the target's answers; ``None`` where it was not drafted with.
-        survival: of the draft's chains by depth, by kind of text; empty where it was not drafted with.
-        prediction: what drafting gains; ``None`` where it was not drafted with.
-        profile: what passes of both models cost; ``None`` where these were not opened.
-        left_out: what there was no time for.
-        error: why it was not drafted with, in a line; ``None`` where it was.
-        took_s: seconds that it took.
+    Attributes: fitting: of the vocabularies; ``None`` where they could not be compared. survival: of the draft's chains
+    by depth, by kind of text. left_out: steps that there was no time for. error: why it was not drafted with, in a
+    line. Then agreement and prediction are ``None``, and survival is empty. took_s: seconds of the examination.
     """
 
     name: str
@@ -124,18 +120,7 @@ class Diagnosis:
 
 
 class Examiner:
-    """Examines the candidates for one target.
-
-    Args:
-        target: how it runs.
-        samples: texts to look at them on.
-        temperature: at which answers are sampled.
-        budget_s: seconds for a candidate.
-        keep_answers: whether the target's answers are kept for the next process.
-        seed: of the first answer; each next one has the next.
-        stopped: whether the user wants no more.
-        tell: told how far it is.
-    """
+    """Examines the candidates for one target, each in ``budget_s`` seconds. Answers have seeds from ``seed`` on."""
 
     def __init__(
         self,
@@ -161,12 +146,7 @@ class Examiner:
     def examine(self, name: str, draft: ModelOptions) -> Diagnosis:
         """Examine one candidate.
 
-        Args:
-            name: what it is called.
-            draft: how it runs.
-
-        Raises:
-            Stopped: the user wants no more; profiles and answers so far are kept.
+        Raises ``Stopped`` where the user wants no more; profiles and answers so far are kept.
         """
         started_s = time.monotonic()
         what = describe(Path(draft.path))
@@ -264,7 +244,7 @@ class Examiner:
             engines.draft,
             pair.draft_options,
             budget=ProfilingBudget(_PROFILING_SHARE * self._budget_s, max_passes=None),
-            # A shorter one would leave later loads with the little that there was time for.
+            # A shorter profile would be kept for later loads, with few measurements.
             keep_partial=_PROFILING_SHARE * self._budget_s >= ProfilingBudget().max_s,
             report=lambda share: self._tell_progress("measuring what passes cost", 0.05 + 0.15 * share),
         ).profile
@@ -356,11 +336,7 @@ class Examiner:
         )
 
     def _tell_progress(self, doing: str, share: float) -> None:
-        """Tell how far it is.
-
-        Raises:
-            Stopped: the user wants no more.
-        """
+        """Report the progress; raise ``Stopped`` where the user wants no more."""
         if self._stopped():
             raise Stopped
         self._tell(doing, share)
@@ -372,13 +348,12 @@ class NoAnswerError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is looked at.
+    """How much is measured.
 
     Attributes:
-        texts: answers.
-        tokens: of each, at most.
+        tokens: of each answer, at most.
         depth: of recorded drafts.
-        calibrates: whether short live answers say what the loop takes beside passes.
+        calibrates: whether short live answers measure what the loop takes beside passes.
     """
 
     texts: int
@@ -389,13 +364,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """What the steps of an examination will take, by what passes were measured to take.
-
-    Attributes:
-        profile: of both models.
-        vocabulary_size: of the target.
-        calibration_tokens: of each live answer.
-    """
+    """Forecasts the steps of an examination, by the measured costs of passes."""
 
     profile: CostProfile
     vocabulary_size: int
@@ -403,17 +372,14 @@ class StepSeconds:
 
     @property
     def prompt_s(self) -> float:
-        """Seconds of reading a prompt."""
         widest = self.profile.target.widest
         return PROMPT_TOKENS * self.profile.round_s(widest) / widest
 
     @property
     def calibration_s(self) -> float:
-        """Seconds of all live answers."""
         return _CALIBRATION_ROUNDS * self.calibration_tokens * self.profile.round_s(1) + self.prompt_s
 
     def answer_s(self, tokens: int) -> float:
-        """Return the seconds of an answer of the target."""
         return self.prompt_s + tokens * (self.profile.round_s(1) + self.profile.sampling_row_s)
 
     def replays_s(self, tokens: int) -> float:
@@ -421,22 +387,19 @@ class StepSeconds:
         return tokens * _REPLAYS * _REPLAY_TOKEN_S
 
     def text_s(self, tokens: int, depth: int) -> float:
-        """Return the seconds of all that is done with an answer once it is written."""
+        """Return the seconds of all steps with an answer once it is written."""
         place_s = (depth + 1) * (self.profile.draft_s() + _LEVEL_S) + _COMPARE_S + _COMPARE_ID_S * self.vocabulary_size
         return tokens * place_s + self.replays_s(tokens)
 
     def after_answers_s(self, plan: Plan) -> float:
-        """Return the seconds of all that comes after the answers."""
+        """Return the seconds of all steps after the answers."""
         return plan.texts * self.text_s(plan.tokens, plan.depth) + plan.calibrates * self.calibration_s
 
 
 def choose_plan(steps: StepSeconds, left_s: float, missing: Callable[[int, int], int]) -> Plan:
-    """Return the most that is forecast to fit into the time there is; the least where nothing does.
+    """Return the most that is forecast to fit into ``left_s``; the least where nothing does.
 
-    Args:
-        steps: what they will take.
-        left_s: the time there is.
-        missing: says how many of so many answers of so many tokens are still to be written.
+    ``missing`` returns how many of so many answers of so many tokens are still to be written.
     """
     plans = [*(Plan(*shape) for shape in _SHAPES), *(Plan(*shape, calibrates=False) for shape in _LAST_SHAPES)]
     for plan in plans:
@@ -448,7 +411,7 @@ def choose_plan(steps: StepSeconds, left_s: float, missing: Callable[[int, int],
 
 @contextmanager
 def _open_pair(target: ModelOptions, draft: ModelOptions) -> Iterator[ModelPair]:
-    # What both would say is compared row by row.
+    # Rows of both are compared, so as many are read at once.
     pair = open_pair(target, dataclasses.replace(draft, rows_read=MAX_CHUNK))
     try:
         yield pair

@@ -1,7 +1,7 @@
-"""The flags of other programs for a pair, by the names of today, and what each of these programs will refuse.
+"""The flags of other programs for a pair, by today's names, and what each of these programs refuses.
 
-Every program checks a draft in a way of its own, and some say nothing where they do not use it. So what is printed
-comes with the reasons to expect, which are found out from the models' files where these say them.
+Every program checks a draft in a way of its own, and some say nothing where they do not use it. So each export comes
+with the reasons to expect, from the models' files where these tell them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Program: TypeAlias = Literal["llama-server", "ik_llama", "vllm", "sglang", "tran
 PROGRAMS: tuple[Program, ...] = get_args(Program)
 """Every :data:`Program`."""
 ALL: Final = "all"
-"""What stands for all of them."""
+"""Stands for all programs."""
 
 _DEFAULT_LENGTH: Final = 3
 """Draft tokens of a round where nothing was measured: llama-server's own default."""
@@ -33,9 +33,7 @@ class Pair:
     """What an export needs to know.
 
     Attributes:
-        target: what the target says of itself.
-        draft: what the draft model says of itself.
-        relation: of their vocabularies; ``None`` where these could not be compared.
+        relation: of the vocabularies; ``None`` where these could not be compared.
         draft_max: most draft tokens of a round; ``None`` where no length was found.
         p_min: least probability of a draft token, with that length.
         has_devices: whether there is a GPU that layers could be put on.
@@ -59,10 +57,8 @@ class Export:
     """How one program is told of a pair.
 
     Attributes:
-        program: name of the program.
         command: what to start it with, or what to write; may have several lines.
         refuses: why it will not draft with this pair; empty where nothing is known that would keep it.
-        notes: what else to know.
     """
 
     program: Program
@@ -72,11 +68,7 @@ class Export:
 
 
 def check_program(name: str) -> tuple[Program, ...]:
-    """Return the programs that a name stands for.
-
-    Raises:
-        InputError: it stands for none.
-    """
+    """Return the programs that a name stands for."""
     if name == ALL:
         return PROGRAMS
     for program in PROGRAMS:
@@ -86,7 +78,6 @@ def check_program(name: str) -> tuple[Program, ...]:
 
 
 def export(program: Program, pair: Pair) -> Export:
-    """Return how a program is told of a pair."""
     return _EXPORTS[program](pair)
 
 

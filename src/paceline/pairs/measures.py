@@ -1,4 +1,4 @@
-"""The pure part: counts into figures with their uncertainty, and the closed form of coupled acceptance."""
+"""Counts as figures with their uncertainty, and the closed form of coupled acceptance. Pure functions."""
 
 from __future__ import annotations
 
@@ -40,15 +40,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many of some texts have a property.
-
-    Attributes:
-        value: hits / texts; ``None`` without texts.
-        low: lower end of its 95% Wilson interval.
-        high: upper end.
-        hits: texts that have it.
-        texts: texts looked at.
-    """
+    """A share of texts with its 95% Wilson interval."""
 
     value: float | None
     low: float
@@ -81,19 +73,15 @@ class Tally:
         self._texts: dict[str, list[tuple[float, int]]] = {}
 
     def add(self, kind: str, total: float, count: int) -> None:
-        """Add one text's sum and count."""
         self._texts.setdefault(kind, []).append((float(total), int(count)))
 
     def groups(self) -> dict[str, list[tuple[float, int]]]:
-        """Return the texts of every kind, and of all kinds under :data:`ALL`."""
         return self._texts | {ALL: [text for texts in self._texts.values() for text in texts]}
 
     def ratios(self) -> dict[str, Ratio]:
-        """Return the ratio of every kind, and the pooled one under :data:`ALL`."""
         return {group: ratio(texts) for group, texts in self.groups().items()}
 
     def totals(self) -> dict[str, float]:
-        """Return the sums of every kind, and of all under :data:`ALL`."""
         return {group: sum(total for total, _ in texts) for group, texts in self.groups().items()}
 
     def shares(self) -> dict[str, Share]:
@@ -138,8 +126,7 @@ def share(hits: int, texts: int) -> Share:
 def depths(texts: Sequence[Sequence[tuple[float, int]]]) -> list[Depth]:
     """Chain the acceptance at each depth, given that of all before, into survivals.
 
-    Args:
-        texts: ``[depth][text]`` accepted and tested drafts; texts in the same order at every depth.
+    ``texts`` is ``[depth][text]`` accepted and tested drafts; texts are in the same order at every depth.
     """
     counts = np.array(texts, dtype=np.float64)
     hits, trials = counts[..., 0], counts[..., 1]

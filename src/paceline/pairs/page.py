@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _WIDTH: Final = 980.0
 """Width of the chart of speeds, in pixels."""
 _LABELS: Final = 330.0
-"""Width that names take at its left, in pixels."""
+"""Width of names at the left of the chart of speeds, in pixels."""
 _FIGURES: Final = 190.0
-"""Width that figures take at its right, in pixels."""
+"""Width of figures at the right of the chart of speeds, in pixels."""
 _ROW: Final = 24.0
-"""Height of a row of it, in pixels."""
+"""Height of a row of the chart of speeds, in pixels."""
 _GROUP: Final = 38.0
-"""Height of a candidate's heading in it, in pixels."""
+"""Height of a candidate's heading in the chart of speeds, in pixels."""
 _RATIO_TICKS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0)
 _KINDS_OF_LINES: Final = ("c1", "c2", "c3", "c4")
 _COLUMNS: Final = ("accepted", "1 - TV", "same top")
@@ -43,13 +43,9 @@ class Card:
     """One candidate on the page.
 
     Attributes:
-        name: what the candidate was called.
-        about: what it is, in a line.
-        words: how its tokens fit, and why it is not drafted with where it is not.
+        words: how its tokens fit, or why it is not drafted with.
         lines: further sentences: speeds, warnings, advice.
-        columns: of the table.
-        rows: of the table, by kind of text.
-        pictures: of the candidate, as SVG.
+        pictures: as SVG.
         exports: flags of other programs.
     """
 
@@ -71,15 +67,7 @@ def render(
     temperature: float,
     machine: Mapping[str, str],
 ) -> str:
-    """Return the page.
-
-    Args:
-        target: what the target says of itself.
-        reports: the candidates, the best first.
-        skipped: what was found in folders and not tried.
-        temperature: at which answers were sampled.
-        machine: versions and hardware.
-    """
+    """Return the page. ``reports`` has the best candidate first; answers were sampled at ``temperature``."""
     predicted = [(each.diagnosis, each.diagnosis.prediction) for each in reports if each.diagnosis.prediction]
     sampling = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return template("paceline.pairs", "doctor.html").render(
@@ -94,7 +82,7 @@ def render(
 
 
 def _tiles(reports: Sequence[CandidateReport]) -> list[Tile]:
-    """Put the answer first: what the best candidate gains, how often it agrees, and how many there were."""
+    """Put the answer first: the gain of the best candidate, its agreement, and the number of candidates."""
     best = next((each.diagnosis for each in reports if each.diagnosis.prediction), None)
     tiles = []
     if best is not None and best.prediction is not None:
@@ -142,7 +130,7 @@ def _card(report: CandidateReport) -> Card:
         lines.insert(0, prediction.price)
         gains = {**prediction.gain_by_kind, ALL: prediction.auto.gain.value}
         for kind in diagnosis.survival:
-            # Answers may be missing of a kind that was lined up.
+            # A kind that was aligned may have no answers.
             of_kinds.setdefault(kind, ["-"] * (len(columns) - 1)).append(f"{gains[kind]:.2f}×")
         columns += ("gain with auto",)
     rows = [[kind, *cells, *["-"] * (len(columns) - 1 - len(cells))] for kind, cells in of_kinds.items()]
@@ -173,7 +161,7 @@ def _pictures(diagnosis: Diagnosis) -> list[str]:
 
 
 def _draw_speeds(predicted: Sequence[tuple[Diagnosis, Prediction]]) -> str:
-    """Draw what each candidate is predicted to gain, as points with their intervals."""
+    """Draw the predicted gain of each candidate, as points with their intervals."""
     if not predicted:
         return ""
     speeds = [(diagnosis, _list_ways(prediction)) for diagnosis, prediction in predicted]

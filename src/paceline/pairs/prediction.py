@@ -1,4 +1,4 @@
-"""What drafting will gain: recorded drafts, replayed through the decoding loop in virtual time with measured costs.
+"""Predicts the gain of drafting: recorded drafts are replayed through the decoding loop in virtual time.
 
 ::
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paceline.replaying.recording import Recording
 
 DRAFT: Final = "draft"
-"""Name of the drafter that the candidate is."""
+"""Name of the candidate as a drafter."""
 LOOKUPS: Final = ("suffix", "lookup")
 """Names of the drafters without a model."""
 ALL_DRAFTERS: Final = (*LOOKUPS, DRAFT)
@@ -47,17 +47,17 @@ ALL_DRAFTERS: Final = (*LOOKUPS, DRAFT)
 _P_MINS: Final = (0.0, 0.4)
 """Least probabilities of a draft token, of the static settings that are replayed."""
 CALIBRATION_TOKENS: Final = 32
-"""Tokens of each of the live answers that show what the loop takes beside passes."""
+"""Tokens of each of the live answers that measure what the loop takes beside passes."""
 _CALIBRATION_LENGTH: Final = 3
-"""Draft tokens of a round in the live answer that shows what the loop takes beside passes."""
+"""Draft tokens of a round in the live answer that measures what the loop takes beside passes."""
 _CLEAR_GAIN: Final = 1.02
 """A gain below which a draft model is not worth its memory, whatever the interval says."""
 _FEWEST_TOKENS: Final = 64
-"""Tokens below which a prediction says nothing: the first of each answer go to finding out."""
+"""Tokens below which a prediction says nothing: the first of each answer are spent on exploring."""
 _LONG_ROUND: Final = 2.0
-"""Median rounds beyond which one was not alone on the machine."""
+"""Median rounds beyond which something else ran on the machine during a round."""
 _MAX_FACTOR: Final = 1.5
-"""How much slower, or faster, than measured passes may be held to be by live answers."""
+"""Largest factor between passes in live answers and measured passes, either way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class LiveCosts:
         return self.profile.change_s * self.pass_factor
 
     def round_s(self, rows: int, context: int = 0, requests: int = 1) -> float:
-        """Return the seconds of a whole round of the target, and of all but drafting around it."""
+        """Return the seconds of a round without its drafting."""
         own_s = self.round_own_s if rows == requests else self.drafting_own_s
         return self.profile.round_s(rows, context, requests) * self.pass_factor + own_s
 
@@ -95,19 +95,13 @@ class LiveCosts:
         return self.profile.is_measured(rows)
 
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
-        """Return the seconds of feeding ``rows`` tokens to the draft model, and of what is made of its row."""
+        """Return the seconds of a level of the draft model with ``rows`` tokens, proposals included."""
         return self.profile.draft_s(rows, context) + self.level_s
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure over texts, and its 95% interval: what other texts of these kinds may make of it.
-
-    Attributes:
-        value: over all texts.
-        low: lower end; ``None`` for a single text.
-        high: upper end.
-    """
+    """A figure over texts and its 95% interval over such texts; the ends are ``None`` for a single one."""
 
     value: float
     low: float | None
@@ -119,7 +113,6 @@ class Speed:
     """One way to decode, as predicted.
 
     Attributes:
-        name: of the way.
         per_second: tokens per second of decoding.
         gain: speed over plain decoding's.
         tokens_per_round: emitted in a round.
@@ -172,7 +165,7 @@ class Prediction:
 
     @property
     def price(self) -> str:
-        """Say what a draft token costs, and what it may."""
+        """Say what a draft token costs, and what it may cost."""
         most = "" if self.break_even is None else f", and drafting may pay up to {self.break_even:.2f}"
         return (
             f"a draft token takes {self.draft_cost:.2f} times as long as a plain token of the target{most}; "
@@ -181,7 +174,7 @@ class Prediction:
 
     @property
     def has_too_few_tokens(self) -> bool:
-        """Whether the answers are too short to tell."""
+        """Whether the answers are too short for a prediction."""
         return self.tokens < _FEWEST_TOKENS
 
     @property
@@ -193,10 +186,10 @@ class Prediction:
 
     @property
     def pays(self) -> bool | None:
-        """Whether the draft model pays, on texts such as these.
+        """Whether the draft model pays, on texts such as these; ``None`` where that is open.
 
-        ``None`` where the interval has room for either, where ``auto`` gains nothing and a fixed length would, and
-        where the answers are too short to tell.
+        It is open where the interval has room for either, where ``auto`` gains nothing and a fixed length would, and
+        where the answers are too short.
         """
         if self.has_too_few_tokens:
             return None
@@ -226,19 +219,8 @@ def calibrate_costs(
     """Return what passes cost in the live loop, by three short answers: plain, with drafts, and by ``auto``.
 
     The first two make the same passes as their replays, so what they took more is what a replay leaves out. So do the
-    target's answers that were written just now: a machine that is now faster and now slower is seen for longer.
-
-    Args:
-        engines: target and draft model.
-        profile: what passes cost.
-        written: the target's answers. The last one's task is answered once more, as its prompt was read last.
-        recordings: one of each answer.
-        temperature: at which the task is answered.
-        stopped: whether the user wants no more.
-        most_tokens: of each answer.
-
-    Raises:
-        Stopped: the user wants no more.
+    target's answers that were written just now: a machine whose speed varies is seen for longer. The task of the last
+    written answer is answered once more, as its prompt was read last; each answer has at most ``most_tokens``.
     """
     num_tokens = min(most_tokens, len(recordings[-1].token_ids))
     task = dataclasses.replace(written[-1].task, max_tokens=num_tokens)
@@ -283,12 +265,8 @@ def predict(
 ) -> Prediction:
     """Replay every way to decode.
 
-    Args:
-        recordings: of the target's answers, with all drafters; of two tokens or more each.
-        kinds: of text, one for each.
-        survival: of the draft model's chains by depth, over all kinds.
-        costs: what passes take in the live loop.
-        advance: told after every replay; may raise to end them.
+    Recordings have all drafters and two tokens or more; ``kinds`` are those of their texts. ``survival`` is of the
+    draft model's chains by depth, over all kinds. ``advance`` is called after every replay, and may raise to end them.
     """
     runs = _Replays(recordings, costs, advance)
     plain = runs.run("plain", [], NO_SPECULATION)
@@ -329,13 +307,7 @@ def _auto_variant(drafters: Sequence[str]) -> Variant:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A replay of all recordings.
-
-    Attributes:
-        name: of the way to decode.
-        seconds: of each recording, ``[texts]``.
-        outcome: of the replay.
-    """
+    """A replay of all recordings, with the seconds of each, ``[texts]``."""
 
     name: str
     seconds: Float64Array
@@ -347,7 +319,7 @@ class _Run:
 
 
 class _Replays:
-    """Replays recordings, and compares what they take, text by text."""
+    """Replays recordings, and compares their times, text by text."""
 
     def __init__(self, recordings: Sequence[Recording], costs: LiveCosts, advance: Callable[[], None]) -> None:
         self._recordings = recordings
@@ -368,7 +340,6 @@ class _Replays:
         return _Run(name, seconds + self._token_counts * self._costs.sampling_s, outcome)
 
     def speed(self, run: _Run, plain: _Run) -> Speed:
-        """Return the figures of a run."""
         rounds = sum(request.rounds for request in run.outcome.requests)
         return Speed(
             run.name,
@@ -395,7 +366,7 @@ class _Replays:
 
 
 class _CountingCosts:
-    """Costs that add up what is asked of them."""
+    """Costs that add up what the replay asks for."""
 
     def __init__(self, profile: CostProfile) -> None:
         self._profile = profile
@@ -464,13 +435,13 @@ def _own_s(answer: Answer) -> float:
 
 
 def _steadiness(answer: Answer) -> float:
-    """Return what an answer's rounds would have taken without those that were not alone, over what they took.
+    """Return the time of an answer's rounds without those that other work on the machine made long, over all of it.
 
-    Something else that runs for a moment makes a few of them long, and these answers are short.
+    Something else that runs for a moment makes a few rounds long, and these answers are short.
     """
     if answer.generation is None:
         return 1.0
-    # Tokens of one round come at one time.
+    # Tokens of one round have one time.
     arrivals = sorted(set(answer.generation.stats.arrivals_s))
     rounds_s = [after - before for before, after in itertools.pairwise(arrivals)]
     if not rounds_s or not sum(rounds_s) > 0:
@@ -494,7 +465,6 @@ def _student_t(freedom: int) -> float:
 
 
 def _cut_recording(recording: Recording, num_tokens: int) -> Recording:
-    """Return the beginning of a recording."""
     return dataclasses.replace(
         recording,
         token_ids=recording.token_ids[:num_tokens],

@@ -1,4 +1,4 @@
-"""The texts that a pair is looked at on: held-out ones of several kinds, or the user's own file, cut into prompts."""
+"""The texts that a pair is examined on: held-out ones of several kinds, or the user's own file, cut into prompts."""
 
 from __future__ import annotations
 
@@ -22,26 +22,20 @@ PROMPT_TOKENS: Final = 48
 """Most tokens of a prompt: a slow target reads it in a second, and a text has a subject by then."""
 
 _PIECES: Final = 24
-"""Prompts that are cut from one text of a user's."""
+"""Prompts that are cut from one text of a user."""
 _MAX_BYTES: Final = 4 << 20
 """Bytes of a user's file that are read."""
 _MIN_PROMPT: Final = 8
-"""Tokens of a prompt below which it says nothing of a text."""
+"""Tokens below which a prompt is no use."""
 _MAX_LETTERS: Final = 32
 """Letters of a text for each token of a prompt that is cut from it."""
 _FIELDS: Final = ("prompt", "text", "content")
-"""Names under which a line of a JSON-lines file may have its text; the first that is there counts."""
+"""Keys of a line's text in a JSON-lines file; the first that is there counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text.
-
-    Attributes:
-        kind: of text.
-        name: of this one.
-        text: the whole text.
-    """
+    """A text of some kind, and its name."""
 
     kind: str
     name: str
@@ -49,7 +43,6 @@ class Sample:
 
 
 def heldout_samples() -> list[Sample]:
-    """Return texts of every kind that the package has, the kinds in turn."""
     by_kind = [
         [Sample(kind, f"{kind}:{number}", text) for number, text in enumerate(heldout(kind)[:HELDOUT_TEXTS], 1)]
         for kind in HELDOUT_KINDS
@@ -58,11 +51,7 @@ def heldout_samples() -> list[Sample]:
 
 
 def file_samples(path: Path) -> list[Sample]:
-    """Return the texts in a user's file: its lines' where it is of JSON lines, else pieces from all over it.
-
-    Raises:
-        InputError: it cannot be read, or there is no text in it.
-    """
+    """Return the texts in a user's file: of its lines where it is JSON lines, else pieces from all over it."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -78,7 +67,7 @@ def file_samples(path: Path) -> list[Sample]:
 
 
 def _read_json_lines(path: Path, content: str) -> Iterator[str]:
-    # JSON may have what Python takes for the end of a line within its texts.
+    # Texts in JSON may have characters that Python's splitlines takes for ends of lines.
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -96,7 +85,7 @@ def _read_json_lines(path: Path, content: str) -> Iterator[str]:
 
 
 def _cut_pieces(content: str) -> Iterator[str]:
-    """Yield what begins at lines all over a text, each with all that follows it up to the next."""
+    """Yield pieces that begin at lines all over a text, each with all that follows it up to the next."""
     if not content.strip():
         return
     starts = [0]
@@ -114,18 +103,7 @@ def _cut_pieces(content: str) -> Iterator[str]:
 def make_tasks(
     samples: Sequence[Sample], vocabulary: Vocabulary, *, tokens: int, context_length: int, seed: int
 ) -> list[Task]:
-    """Return the samples as beginnings for the target to go on with.
-
-    Args:
-        samples: texts.
-        vocabulary: the target's.
-        tokens: of an answer.
-        context_length: of the target; no prompt and answer are longer together.
-        seed: of the first answer; each next one has the next.
-
-    Raises:
-        InputError: there is hardly any room for prompts, or no text is long enough for one.
-    """
+    """Return the samples as beginnings for the target to go on with; the answers have seeds from ``seed`` on."""
     room = min(PROMPT_TOKENS, context_length - tokens)
     if room < _MIN_PROMPT:
         raise InputError(
@@ -134,7 +112,7 @@ def make_tasks(
         )
     tasks = []
     for number, sample in enumerate(samples):
-        # All of a long text need not be cut into tokens for its beginning.
+        # A beginning needs only the first part of a long text as tokens.
         prompt_ids = tuple(vocabulary.tokenize(sample.text[: _MAX_LETTERS * room])[:room])
         if len(prompt_ids) >= _MIN_PROMPT:
             tasks.append(Task(sample.kind, sample.name, prompt_ids, tokens, seed + number))

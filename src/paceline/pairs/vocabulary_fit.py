@@ -1,4 +1,4 @@
-"""Whether a draft model's tokens are its target's, said so that a person knows what to do about it."""
+"""Whether a draft model's tokens are its target's, in words that say what to do about it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from paceline.core.vocabulary import Vocabulary
 
 _MAX_LEFT_OUT: Final = 0.5
-"""Share of texts that may not come back from a tokenizer before nothing can be translated to its tokens."""
+"""Share of texts that a tokenizer may not give back before nothing can be translated to its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyFit:
-    """How a draft's vocabulary goes with its target's.
+    """How a draft's vocabulary fits its target's.
 
     Attributes:
-        relation: id by id.
         alignment: on text; ``None`` where the ids are the same tokens.
         words: all of that in a few words.
         refusal: why paceline does not draft with it; ``None`` if it does.
@@ -49,13 +48,7 @@ class VocabularyFit:
 
 
 def compare_vocabularies(target: Vocabulary, draft: Vocabulary, texts: Mapping[str, Iterable[str]]) -> VocabularyFit:
-    """Compare two vocabularies, on text where their ids are other tokens.
-
-    Args:
-        target: of the model that verifies.
-        draft: of the model that drafts.
-        texts: by kind, to compare on.
-    """
+    """Compare two vocabularies by ids, and on texts (by kind) where the ids are other tokens."""
     relation = relate_vocabularies(target, draft)
     alignment = None if relation.fits else align_tokenizers(target, draft, texts)
     return VocabularyFit(
