@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -34,14 +35,11 @@ BACKLOG: Final = 256
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Return sockets bound to addresses, ready to be listened on.
+    """Return sockets that listen.
 
     Args:
         hosts: names, of which all addresses are taken, addresses, or paths of Unix sockets, which end in ``.sock``.
-        port: TCP port; 0 takes a free one, the same for all addresses.
-
-    Raises:
-        InputError: an address cannot be used, or the port is taken.
+        port: 0 takes a free one, the same for all addresses.
     """
     bound: list[socket.socket] = []
     try:
@@ -61,15 +59,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 @contextlib.contextmanager
 def listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
-    """Yield sockets bound to addresses; they are closed afterwards, and the paths of Unix sockets removed.
-
-    Args:
-        hosts: as for :func:`bind`.
-        port: as for :func:`bind`.
-
-    Raises:
-        InputError: as for :func:`bind`.
-    """
+    """Yield what :func:`bind` returns; it is closed afterwards, and the paths of Unix sockets are removed."""
     bound = bind(hosts, port)
     try:
         yield bound
@@ -81,13 +71,7 @@ def listening(hosts: Sequence[str], port: int) -> Iterator[list[socket.socket]]:
 
 
 def server_url(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:
-    """Return where clients find a server.
-
-    Args:
-        bound: one of its sockets.
-        has_tls: whether clients speak TLS.
-        prefix: path before every route.
-    """
+    """Return where clients find a server by one of its sockets."""
     name = bound.getsockname()
     if bound.family == getattr(socket, "AF_UNIX", None):
         return f"unix:{name}{prefix}"
@@ -117,22 +101,15 @@ def _can_bind(found: tuple[Any, ...]) -> bool:
 
 
 def _bind_address(host: str, port: int, found: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, _, address = found
-    address = (address[0], port, *address[2:])
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    family, _, _, _, address = found
     try:
-        bound.bind(address)
-        bound.listen(BACKLOG)
+        return socket.create_server((address[0], port, *address[2:]), family=family, backlog=BACKLOG)
     except OSError as error:
-        bound.close()
+        reason = str(error) if error.errno is None else os.strerror(error.errno)
         raise InputError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; end what uses it, or take another port "
-            "(--port, 0 takes a free one)"
+            f"cannot listen on {host} port {port}: {reason}; end what uses it, or take another port (--port, 0 takes a "
+            "free one)"
         ) from None
-    return bound
 
 
 def _bind_path(path: str) -> socket.socket:
@@ -221,20 +198,7 @@ def run(
     security: SecuritySettings,
     sockets: Sequence[socket.socket],
 ) -> int:
-    """Serve until a signal comes, or the model cannot be loaded.
-
-    Args:
-        app: the application.
-        server: answers.
-        security: who may ask; its part below the application is set up here.
-        sockets: bound.
-
-    Returns:
-        How many signals came.
-
-    Raises:
-        PacelineError: the model cannot be loaded.
-    """
+    """Serve until a signal comes; returns how many came. That the model cannot be loaded ends it by that error."""
     sys.setswitchinterval(_SWITCH_S)
     files = _allow_files(security.max_connections + _OTHER_FILES)
     most = security.max_connections if files is None else min(security.max_connections, files - _OTHER_FILES)
@@ -243,11 +207,7 @@ def run(
 
 
 def _allow_files(most: int) -> int | None:
-    """Let the process have so many files open, or as many as the system lets it have.
-
-    Returns:
-        How many it may have open; ``None`` for any number.
-    """
+    """Let the process have so many files open, or as many as the system lets it; returns how many, ``None`` for any."""
     try:
         import resource
     except ImportError:

@@ -32,14 +32,11 @@ from paceline.terminal_text import printable_line
 
 
 def error_body(status: int, message: str, kind: str, param: str | None = None) -> dict[str, Any]:
-    """Return the body of an error.
+    """Return the body of an error, of whose message one line says the value, the limit and the way out.
 
-    Args:
-        status: the HTTP status, which clients of llama-server read from ``code``.
-        message: one line: the value, the limit, the way out.
-        kind: the type that clients tell errors apart by, such as ``invalid_request_error``.
-        param: the field of the request that is at fault; ``None`` where no single one is.
+    Clients tell errors apart by their kind, such as ``invalid_request_error``; ``param`` is the field at fault, if any.
     """
+    # Clients of llama-server read the status here.
     return {"error": {"code": status, "message": message, "type": kind, "param": param}}
 
 
@@ -148,11 +145,7 @@ class NotFoundError(PacelineError):
 
 
 class WrongMethodError(PacelineError):
-    """A route that is there, and is asked by another method.
-
-    Attributes:
-        allowed: methods that it takes.
-    """
+    """A route that is there, and is asked by another method than the allowed ones."""
 
     def __init__(self, message: str, allowed: Sequence[str]) -> None:
         self.allowed = allowed
@@ -160,12 +153,7 @@ class WrongMethodError(PacelineError):
 
 
 class RefusedError(PacelineError):
-    """A request that cannot be taken for a reason of its own.
-
-    Attributes:
-        status: of the HTTP answer.
-        kind: the ``type`` of the error.
-    """
+    """A request that cannot be taken, with the status and the type of the error that say so."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         self.status, self.kind = status, kind

@@ -20,19 +20,13 @@ from paceline.serving.logs import CLIENT_LEFT
 
 
 class PieceByPiece(StreamingResponse):
-    """A long answer in JSON, written while it is sent.
-
-    Args:
-        content: the pieces of the answer.
-        over: called once at the end, whichever it is.
-    """
+    """A long answer in JSON, written while it is sent; ``over`` is called once at the end, whichever it is."""
 
     def __init__(self, content: AsyncIterator[bytes], *, over: Callable[[], object]) -> None:
         super().__init__(content, media_type="application/json")
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the pieces."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -47,13 +41,11 @@ _PING: Final = b": \n\n"
 
 
 class EventStream(StreamingResponse):
-    """A stream of events that were written before.
+    """A stream of events: ``content`` has so many at a time as are to be one write.
 
-    Args:
-        content: the events, so many at a time as are to be one write.
-        over: called once at the end, whichever it is: also where the client left before the first event was asked for,
-            and a ``finally`` in ``content`` would never be reached.
-        ping_s: seconds between comments while nothing else is sent; 0 for none.
+    ``over`` is called once at the end, whichever it is: also where the client left before the first event was asked
+    for, and a ``finally`` in ``content`` would never be reached. A comment is sent where nothing else was for
+    ``ping_s`` seconds, if that is above 0.
     """
 
     def __init__(self, content: AsyncGenerator[bytes, None], *, over: Callable[[], object], ping_s: float) -> None:
@@ -65,7 +57,6 @@ class EventStream(StreamingResponse):
         self._is_sending = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until they end or the client leaves."""
         pinging = asyncio.create_task(self._ping(send))
         sending = asyncio.create_task(self._send_all(send, pinging))
         leaving = asyncio.create_task(wait_for_disconnect(receive))
@@ -116,14 +107,9 @@ _T = TypeVar("_T")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """Return what work comes to, or give it up once the client has left.
+    """Return what work comes to, or cancel it once the client has left. The body of the request has been read.
 
-    Args:
-        request: of the client; its body has been read.
-        work: is cancelled where the client leaves. What it does in threads goes on, and nobody hears of it.
-
-    Raises:
-        RefusedError: the client has left.
+    What the work does in threads goes on, and nobody hears of it.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(wait_for_disconnect(request.receive))

@@ -76,13 +76,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
     Beyond what JSON demands, these are refused: more than :data:`MAX_LEVELS` levels, :data:`MAX_VALUES` values or
     :data:`MAX_CONTAINERS` lists and objects, numbers that are not finite, integers that do not fit into 64 bits, a
-    field given twice in one object, and half a surrogate pair in a text.
-
-    Args:
-        body: all of it, in UTF-8.
-
-    Raises:
-        BodyError: with the place: line and column, both from 1.
+    field given twice in one object, and half a surrogate pair in a text. Errors say the place.
     """
     if not body or body.isspace():
         raise BodyError("the body is empty: send a JSON object, such as {}")
@@ -121,8 +115,7 @@ class _Source:
     """JSON that is parsed at once.
 
     Attributes:
-        text: the JSON.
-        start: of that in the text which the body has.
+        start: where in the text that begins which the body has.
         line: of the start in the body, from 1.
         column: of the start in the body, from 1.
         opening: where a text began that goes on at the start.
@@ -188,7 +181,6 @@ class _LongBody:
         self._is_over = False
 
     def read(self, body: bytes) -> Any:
-        """Return the value of a body."""
         text, least = "", 0
         for piece in itertools.chain(_decode_pieces(body), [""]):
             text += piece

@@ -36,12 +36,7 @@ class RequestLog:
     """Names each request by an id, and logs method, path, status, seconds until the answer's end, and the id.
 
     The id is the client's own where that is a short plain word. The query string is left out: keys and prompts may be
-    in it. uvicorn's own log has it, and no times.
-
-    Args:
-        app: the application.
-        quiet_paths: are logged at level DEBUG.
-        clock: gives the seconds; by default the machine's.
+    in it. uvicorn's own log has it, and no times. Quiet paths are logged at level DEBUG.
     """
 
     def __init__(self, app: ASGIApp, *, quiet_paths: frozenset[str], clock: Clock | None = None) -> None:
@@ -50,7 +45,6 @@ class RequestLog:
         self._clock = clock or WallClock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
         started_s = self._clock.now_s()
         status = CLIENT_LEFT
         complete = False
@@ -156,8 +150,7 @@ class _NonBlockingStream:
 def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
     """Write the log to standard error for as long as a server runs.
 
-    Args:
-        verbose: tell of requests too that are made again and again, such as those for ``/health``.
+    If it is verbose, it has requests too that are made again and again, such as those for ``/health``.
     """
     handler = logging.StreamHandler(_NonBlockingStream(sys.stderr))
     handler.setFormatter(logging.Formatter("{asctime} {message}{left_out}", datefmt="%H:%M:%S", style="{"))

@@ -13,7 +13,7 @@
       RequestLimit  how many are under way, bodies on their way not counted
     routes
 
-Why these are not Starlette's:
+Why these are not those of Starlette and FastAPI:
 
 * ``TrustedHostMiddleware`` compares texts, so not all of 127.0.0.0/8 would pass, takes the first of several headers,
   and answers in plain text.
@@ -23,7 +23,8 @@ Why these are not Starlette's:
   headers are looked up with capitals (Starlette: ASGI's lower case; uvicorn on h11 keeps what is given).
 * ``RequestBodyLimitMiddleware`` knows no time limit, answers in plain text, and ends a request by an exception through
   the application, which the application may catch.
-* Its handlers of exceptions know nothing of a body that nobody read.
+* FastAPI's ``HTTPBearer`` and ``APIKeyHeader`` are asked by routes: behind the body, and only where there is a path.
+* Starlette's handlers of exceptions know nothing of a body that nobody read.
 """
 
 from __future__ import annotations

@@ -27,12 +27,10 @@ class ServedModel:
     """A model and how requests are answered where they do not say it.
 
     Attributes:
-        model: decodes.
-        about: what its file says of it; ``None`` of a model without a file.
-        names: under which clients know it, in alphabetical order; the first is its id.
+        about: what the file says of the model, if there is one.
+        names: under which clients know the model, in alphabetical order; the first is its id.
         policy: the name of what decides how much is drafted.
         template: of conversations; ``None`` of a model that cannot chat.
-        tags: words about it.
         options: of a request that says nothing else.
         chat: how conversations are written where a request says nothing else.
         seed: shown as the default seed; ``None`` where each request draws one.
@@ -91,17 +89,13 @@ class ServedModel:
 class ModelHost:
     """Loads a model in the background, and gives it to whoever asks once it is there.
 
-    All of it belongs to the event loop.
-
-    Args:
-        load: loads the model; called in a thread of its own, told how to report a share of the work, and may raise.
-        on_ready: told of the model once it is there.
+    All of it belongs to the event loop, but for ``load``: it is called in a thread of its own, told how to report a
+    share of the work, and may raise.
 
     Attributes:
-        state: what has become of the model.
         started_s: when the server began, in seconds since 1970.
         share: of the measuring that is done, while that takes place.
-        error: what loading ended by.
+        error: by which loading ended.
     """
 
     def __init__(
@@ -121,17 +115,13 @@ class ModelHost:
 
     @property
     def served(self) -> ServedModel:
-        """The model, once it is there.
-
-        Raises:
-            NotReadyError: the model is not loaded yet, or not any more.
-        """
+        """The model; a :class:`NotReadyError` where it is not loaded yet, or not any more."""
         if self._served is None or self.state != "ready":
             raise NotReadyError(self.state, self.share)
         return self._served
 
     async def load(self) -> None:
-        """Load the model; an error is kept."""
+        """Load the model. An error of ours is kept; others are raised."""
         try:
             served = await in_own_thread(lambda: self._load(self._report))
         except PacelineError as error:

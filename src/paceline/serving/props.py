@@ -21,9 +21,7 @@ from paceline.serving.prompts import token_piece
 def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
     """Return the list of models, in OpenAI's form and in Ollama's, as llama-server does.
 
-    Args:
-        served: the model.
-        created: when the server began, in seconds since 1970.
+    A model was created when the server began, in seconds since 1970.
     """
     return {
         "object": "list",
@@ -64,12 +62,7 @@ def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
 
 
 def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
-    """Return what the server is and how it answers where a request says nothing.
-
-    Args:
-        served: the model.
-        options: of the server.
-    """
+    """Return what the server is and how it answers where a request says nothing."""
     request = served.model._read_options(served.options)
     params = replace(request.params, seed=served.seed or 0)
     rules = StopRules(max_tokens=served.options.get("max_tokens") or MAX_TOKENS)
@@ -170,14 +163,7 @@ _SWITCHED_OFF: Final[dict[str, Any]] = {
 def generation_settings(
     params: SamplingParams, rules: StopRules, request: GenerationRequest, served: ServedModel
 ) -> dict[str, Any]:
-    """Return how an answer was sampled, but for the biases, of which there may be many.
-
-    Args:
-        params: how tokens are sampled.
-        rules: when the answer ends.
-        request: the request.
-        served: the model.
-    """
+    """Return how an answer was sampled, but for the biases, of which there may be many."""
     return {
         **short_generation_settings(params, rules, request, served),
         "dry_sequence_breakers": ["\n", ":", '"', "*"],

@@ -52,19 +52,9 @@ _FORMATTERS: dict[Api, Callable[[Answer], ResponseFormatter]] = {
 
 
 class Server:
-    """Answers requests by the model of a host.
+    """Answers requests by the model that a host has, or will have.
 
-    Args:
-        host: has the model, or will have.
-        options: of the server.
-        verbose: whether answers tell prompt and settings unasked.
-
-    Attributes:
-        host: has the model, or will have.
-        options: of the server.
-        verbose: whether answers tell prompt and settings unasked.
-        work: what is done in threads.
-        metrics: what the server did; ``None`` until there is a model.
+    If it is verbose, answers tell prompt and settings unasked. There are metrics once there is a model.
     """
 
     def __init__(self, host: ModelHost, options: ServerOptions, *, verbose: bool = False) -> None:
@@ -80,11 +70,7 @@ class Server:
 
     @property
     def board(self) -> SlotBoard:
-        """The places of answers.
-
-        Raises:
-            NotReadyError: there is no model.
-        """
+        """The places of answers, as long as there is a model."""
         return self._get_board(self.host.served)
 
     def ready(self, served: ServedModel) -> None:
@@ -128,11 +114,7 @@ class Server:
     async def answer(
         self, request: Request, generation: GenerationRequest, prompts: Sequence[PreparedPrompt]
     ) -> Response:
-        """Answer prompts, whole or as a stream.
-
-        Raises:
-            PacelineError: the request was refused, or ended by an error before anything was sent.
-        """
+        """Answer prompts, whole or as a stream. What goes wrong before anything was sent is raised."""
         served = self.host.served
         client = get_namespace(request.scope)
         listed = self._may_list(generation, prompts, served.context_length)
@@ -190,11 +172,7 @@ class Server:
             yield piece
 
     def _may_list(self, generation: GenerationRequest, prompts: Sequence[PreparedPrompt], context: int) -> int:
-        """Return how many log-probabilities answers may come to.
-
-        Raises:
-            FieldError: one request may not have so many.
-        """
+        """Return how many log-probabilities answers may come to; of one request there may not be too many."""
         if generation.num_logprobs is None:
             return 0
         each = 1 + generation.num_logprobs
@@ -213,11 +191,7 @@ class Server:
         return listed
 
     async def _take_room(self, client: str, listed: int) -> None:
-        """Wait for room for so many log-probabilities.
-
-        Raises:
-            QueueFullError: too many requests of this client wait for it.
-        """
+        """Wait for room for so many log-probabilities, unless too many requests of this client do."""
         try:
             await self._room.take_in_turn(client, listed, self.options.max_waiting)
         except QueueFullError as error:
@@ -319,11 +293,7 @@ def _check_whole(answer: Answer) -> None:
 
 
 class SlotBoard:
-    """The places of a server, and all answers under way, those that wait among them.
-
-    Args:
-        served: the model.
-    """
+    """The places of a server, and all answers under way, those that wait among them."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
@@ -335,7 +305,7 @@ class SlotBoard:
 
     @property
     def answers(self) -> list[Answer]:
-        """All answers under way."""
+        """Those under way."""
         return list(self._answers.values())
 
     def answer(self, answer_id: str, client: str) -> Answer | None:
@@ -344,7 +314,6 @@ class SlotBoard:
         return answer if answer is not None and answer.client == client else None
 
     def add(self, answer: Answer) -> None:
-        """Take note of an answer that was taken."""
         self._answers[answer.id] = answer
 
     def started(self, answer: Answer, choice: Choice) -> None:
