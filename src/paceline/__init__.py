@@ -83,7 +83,7 @@ __all__ = [
     "load",
 ]
 
-TYPE_CHECKING = False  # to type checkers it is true by its name; importing typing would take as long as all the rest
+TYPE_CHECKING = False  # type checkers take the name for true; importing typing would take as long as all the rest
 if TYPE_CHECKING:
     from paceline.api import Model, load
     from paceline.async_streams import AsyncStream

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
 
 def check_parent(path: Path) -> None:
-    """Check that there is a directory to write ``path`` into.
-
-    Raises:
-        InputError: there is none.
-    """
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
 
@@ -30,15 +25,9 @@ def check_parent(path: Path) -> None:
 def check_room(
     path: Path, needed_bytes: int, *, way_out: str = "choose a smaller type or shape, or another place"
 ) -> None:
-    """Check that there is room for ``path`` on the disk it is to lie on.
+    """Raise ``InputError`` unless there is room for ``path`` on its disk.
 
-    Args:
-        path: of a file to be.
-        needed_bytes: what it will take.
-        way_out: what to do where there is too little, but for making room.
-
-    Raises:
-        InputError: there is too little.
+    ``way_out`` names another way than making room.
     """
     free_bytes = shutil.disk_usage(path.parent).free
     if needed_bytes > free_bytes:
@@ -55,7 +44,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     Raises:
         InputError: the disk or its permissions do not let it be written.
     """
-    folder = folder.absolute()  # "." has no name to put others beside
+    folder = folder.absolute()  # "." has no name that temporary ones could begin with
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     former = folder.with_name(f".{folder.name}.{os.getpid()}.former")
     with _write_errors(folder):

@@ -1,4 +1,4 @@
-"""Plain against speculative decoding of one prompt: which is faster, by how much, and whether the texts are equal.
+"""Comparing plain and speculative decoding of one prompt: which is faster, by how much, and whether texts are equal.
 
 The runs alternate, so that a machine that speeds up or slows down does so for both; every speculative run has a plain
 one on either side, and plain is compared with plain as well, which shows how much of a ratio is noise.
@@ -50,9 +50,11 @@ NUM_PLACEMENTS = 4
 """Readings with the text's tokens at other places in the cache: in a single one nothing may be rounded differently."""
 
 MAX_PLACEMENTS = 64
-"""Readings at other places while what they show does not explain the difference that was seen. With quantised weights
-nothing differs but where a last bit turns the rounding of an activation, and then all that follows does. [One text in
-Q8_0: 15 of 150 readings differ, by up to 0.104.]"""
+"""Readings at other places while they do not explain the difference that was seen.
+
+With quantised weights rows are equal until a last bit turns the rounding of an activation, and then all that follows
+differs. [One text in Q8_0: 15 of 150 readings differ, by up to 0.104.]
+"""
 
 MAX_NEIGHBOUR_ROWS = 4
 """Most tokens fed to another sequence between two passes over the text."""
@@ -61,15 +63,21 @@ CHANCE_OF_LEAVING = 0.2
 """How likely the other sequence is closed between two passes, which leaves gaps for the text's next tokens."""
 
 MAX_ROUNDING = 10.0
-"""Most that widths or places may change in half of the rows, in logit tolerances of the engine, where logits spread by
-one; by more where they spread more. Sequences that differ by more when another one is beside them are not kept apart,
-and passes that differ by more are not of the same text. [Largest found in any row, in tolerances for each of the
-spread: the embedded target, of places 3.3 in F16 and 0.9 in Q8_0, of widths 0.7 in Q8_0; SmolLM2-135M, of widths 5.8 in
-F16 (0.041, spread 3.6), 4.5 in Q8_0 (1.03, spread 3.8).]"""
+"""Most that widths or places may change in half of the rows, in logit tolerances of the engine, for logits of spread
+one.
+
+The limit grows with the spread. Sequences that differ by more when another one is beside them are not kept apart, and
+passes that differ by more are not of the same text. [Largest found in any row, in tolerances for each of the spread:
+the embedded target, of places 3.3 in F16 and 0.9 in Q8_0, of widths 0.7 in Q8_0; SmolLM2-135M, of widths 5.8 in F16
+(0.041, spread 3.6), 4.5 in Q8_0 (1.03, spread 3.8).]
+"""
 
 MAX_ROW_ROUNDING = 3.0
-"""Times as much that they may change in a single row. [Gemma 3 270M in Q4_K_M, widths, 16 texts: 3.5 to 9.5 tolerances
-for each of the spread in half of the rows, 4 to 20 in the worst of a text.]"""
+"""Factor of :data:`MAX_ROUNDING` for a single row.
+
+[Gemma 3 270M in Q4_K_M, widths, 16 texts: 3.5 to 9.5 tolerances for each of the spread in half of the rows, 4 to 20 in
+the worst of a text.]
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,6 @@ class Comparison:
     """What a series of trials showed.
 
     Attributes:
-        trials: the trials, in order.
         plain: the answer of the first plain run, or of the first whose speculative run gave another.
         speculative: the answer of that speculative run.
         divergence: where and why the two differ; ``None`` if they are equal.
@@ -113,7 +120,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Median speedup of the trials."""
+        """Median over the trials."""
         return statistics.median(trial.speedup for trial in self.trials)
 
     @property
@@ -150,10 +157,8 @@ def run_trials(
 ) -> Iterator[tuple[Trial, Generation, Generation]]:
     """Yield each trial with its plain and its speculative answer, as they are made.
 
-    ``options`` must hold a seed, so that all runs answer alike.
-
-    Raises:
-        Stopped: the user wants no more; the trial at hand is lost.
+    ``options`` must hold a seed, so that all runs answer alike. Raises ``Stopped`` where the user wants no more; the
+    trial at hand is lost.
     """
     before = answer(model, prompt, options, speculate=False, stopped=stopped)
     for _ in range(repeats):
@@ -172,7 +177,7 @@ def summarise(
     open_reader: OpenReader | None = None,
     stopped: Stop = lambda: False,
 ) -> Comparison:
-    """Put trials together, and find out why the texts differ if they do; see :func:`explain`."""
+    """Sum up trials, and find out why the texts differ if they do; see :func:`explain`."""
     _, plain, speculative = next((run for run in runs if _texts_differ(run[1], run[2])), runs[0])
     repeatable = all(
         first_difference(plain.token_ids, p.token_ids) is None
@@ -206,18 +211,12 @@ def explain(
     """Say why two answers to a prompt differ; ``None`` if they do not, or may (rejection keeps the distribution only).
 
     Both are made again, to see the rows that the diverging tokens were drawn from. A policy that plans by the clock may
-    make other rounds then. Where its text parts from plain's elsewhere, that is judged; where the two agree in all of
-    :data:`MAX_REMAKES` tries, the difference is unrepeatable.
+    make other rounds then. Where its text parts from plain's elsewhere, that place is judged; where the two agree in
+    all of :data:`MAX_REMAKES` tries, the difference is unrepeatable.
 
-    Args:
-        model: that gave the answers.
-        prompt: text or token ids that were answered.
-        options: with which the two answers were made.
-        plain: the answer without speculation.
-        speculative: the answer with speculation.
-        open_reader: asked where the model's engine holds one sequence only, which hides what places in the cache do.
-        stopped: asked between rounds of answers that are made again, and before every reading, of which there may be
-            seventy.
+    ``open_reader`` is called where the model's engine holds one sequence only, which hides the effect of places in the
+    cache. ``stopped`` is called between rounds of answers that are made again, and before every reading, of which there
+    may be seventy.
     """
     if not _texts_differ(plain, speculative) or not model.repeats_text(options):
         return None
@@ -240,7 +239,7 @@ def explain(
                 history,
                 len(history) - index,
                 enough=float(np.abs(ours.row.astype(np.float64) - theirs.row).max()) / 2,
-                # In a chain the next token takes the cell of the dropped one: places explain nothing there.
+                # In a chain the next token takes the cell of the dropped one: places do not change.
                 open_reader=open_reader if theirs.branched else None,
                 stopped=stopped,
             )
@@ -276,21 +275,14 @@ def measure_rounding(
 ) -> float:
     """Return by how much logits near the end of a text depend on how it is read: on widths and on places in the cache.
 
-    The answer is read as plain decoding reads it, one token a pass; then in wider passes; then one token a pass again,
-    with another sequence growing and closing beside it. Nothing is drafted, and the text takes nothing back.
+    The answer, behind ``num_prompt`` tokens, is read as plain decoding reads it, one token a pass; then in wider
+    passes; then one token a pass again, with another sequence growing and closing beside it. Nothing is drafted, and
+    the text takes nothing back. Where the effect is less than ``enough``, more places are tried.
 
-    Args:
-        engine: it must have a sequence to spare, and a second one for places in the cache to be measured.
-        token_ids: prompt and answer.
-        num_prompt: how many of them are the prompt, at least 1.
-        enough: a difference to be explained; where less is found, more places are tried.
-        open_reader: asked for an engine to measure places with, where this one has no second sequence.
-        stopped: asked before every reading.
-
-    Raises:
-        Stopped: the user wants no more.
+    The engine needs a sequence to spare, and a second one for places; without it, ``open_reader`` is asked for an
+    engine that has both.
     """
-    # Of an answer of few tokens, wide passes would be of one: the end of its prompt is read as it is, then.
+    # A short answer has too few tokens for a wide pass, which begins in its prompt then.
     text = _Text(token_ids, max(min(num_prompt, len(token_ids) - LAST_ROWS), 1), stopped)
     widest = min(engine.capabilities.max_rows, engine.capabilities.max_outputs)
     plain = list(text.rows(engine, 1))
@@ -309,7 +301,7 @@ def measure_rounding(
 
 @dataclass(slots=True)
 class _Effect:
-    """By how much the logits of a text's rows change where it is read otherwise.
+    """How much the logits of a text's rows change where it is read differently.
 
     Attributes:
         largest: change in any row.
@@ -325,7 +317,7 @@ class _Effect:
         self.typical = max(self.typical, statistics.median(differences))
 
     def is_rounding(self, most: float) -> bool:
-        """Whether rounding does as much, where it changes half of the rows by ``most``."""
+        """Whether rounding explains as much, where it changes half of the rows by ``most``."""
         return self.typical <= most and self.largest <= MAX_ROW_ROUNDING * most
 
 
@@ -358,27 +350,20 @@ def _iter_readings(
 
 
 def _spread(rows: Sequence[FloatArray]) -> float:
-    """Return by how much the logits of a row spread, as their standard deviation if they were normal: on the mean.
+    """Return the spread of a row's logits: the mean of what would be their standard deviation if they were normal.
 
-    The few that a model bans, with huge negative logits, do not count.
+    Banned tokens, with huge negative logits, do not count.
     """
     return float(np.mean([np.subtract(*np.percentile(row, (84.1, 15.9))) / 2 for row in rows]))
 
 
 def _differences(plain: Sequence[FloatArray], rows: Iterator[FloatArray]) -> list[float]:
-    """Return the largest difference of each row."""
     return [float(np.abs(ours - theirs).max()) for ours, theirs in zip(plain, rows, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Prompt and answer, to be read in several ways.
-
-    Attributes:
-        token_ids: of both.
-        num_prompt: how many of them are the prompt.
-        stopped: asked before every reading.
-    """
+    """Prompt and answer, to be read in several ways."""
 
     token_ids: Sequence[int]
     num_prompt: int
@@ -387,10 +372,7 @@ class _Text:
     def rows(self, engine: Engine, width: int, neighbour: _Neighbour | None = None) -> Iterator[FloatArray]:
         """Return the rows ``[vocab]`` of the answer's last tokens, read ``width`` tokens a pass as they are asked for.
 
-        A neighbour moves before every pass over the answer.
-
-        Raises:
-            Stopped: the user wants no more.
+        A neighbour moves before every pass over the answer. Raises ``Stopped`` where the user wants no more.
         """
         if self.stopped():
             raise Stopped
@@ -405,11 +387,11 @@ class _Text:
 
 
 class _Neighbour:
-    """Another sequence in the cache: its cells come to lie between a text's, and its going leaves gaps among them.
+    """Another sequence in the cache: its cells come to lie between a text's, and closing it leaves gaps among them.
 
-    Rejected drafts leave such gaps too. They are not used here, because taking them back is what a divergence may be
-    the fault of: rows of the text's own sequence that were not dropped cleanly would pass for rounding. (Nor would
-    they do in a chain: there the next token takes the place of the dropped one.)
+    Rejected drafts leave such gaps too. They are not used here, because a divergence may be the fault of taking them
+    back: rows of the text's own sequence that were not dropped cleanly would pass for rounding. (Nor would they help in
+    a chain: there the next token takes the place of the dropped one.)
     """
 
     def __init__(self, engine: Engine, token_ids: Sequence[int], seed: int) -> None:
@@ -432,20 +414,16 @@ class _Neighbour:
             engine.commit(self._sequence, range(count))
 
     def leave(self) -> None:
-        """Free the cells."""
         self._engine.close_sequence(self._sequence)
 
 
 class _RowRecordingVerifier:
     """Judges as another verifier does, and keeps the row that the first unexpected token was drawn from.
 
-    Args:
-        inner: the request's verifier.
-        expected: the answer's tokens; whatever comes after them is unexpected.
-        num_prompt: tokens before the answer.
+    Tokens after the ``expected`` ones are unexpected.
 
     Attributes:
-        index: of that token in the answer; ``None`` while there is none.
+        index: of the unexpected token in the answer; ``None`` while there is none.
         row: that it was drawn from.
         history: all tokens before it.
         branched: whether a tree had branches until then.
@@ -498,7 +476,7 @@ def _generate_again(
     speculate: bool,
     stopped: Stop,
 ) -> tuple[_RowRecordingVerifier, Generation]:
-    """Make an answer again; return what was seen where it parts from the tokens that were expected, and the answer."""
+    """Make an answer again; return the state where it parts from the expected tokens, and the answer."""
     made: list[_RowRecordingVerifier] = []
 
     def watch(verifier: Verifier, prompt_ids: Sequence[int]) -> Verifier:
@@ -518,19 +496,14 @@ def answer(
     speculate: bool,
     stopped: Stop = lambda: False,
 ) -> Generation:
-    """Answer a prompt with or without speculation.
-
-    Raises:
-        Stopped: the user wants no more; the request is cancelled.
-    """
+    """Answer a prompt with or without speculation. Where the user wants no more, cancel it and raise ``Stopped``."""
     return finish(_stream(model, prompt, options, speculate), stopped)
 
 
 def finish(stream: Stream, stopped: Stop) -> Generation:
     """Return a stream's answer.
 
-    Raises:
-        Stopped: the user wants no more; the request is cancelled, unless all of it was read.
+    Where the user wants no more, cancel it and raise ``Stopped``, unless all of it was read.
     """
     rounds = stream.rounds()
     while not stopped() or stream.is_read:

@@ -1,7 +1,7 @@
-"""Opening a target and its draft model: in which order, and who gets which memory.
+"""Opening a target and its draft model: in which order, and how memory is shared.
 
-Usually the target comes first. Where there is so much memory and no more, what stays of its layers is what memory
-is left: there the draft model, which is read again for every token that it drafts, comes first and stays whole.
+Usually the target comes first. Where memory is limited, the layers that stay in it get what is left: there the draft
+model, which is read again for every token that it drafts, comes first and stays whole.
 """
 
 from __future__ import annotations
@@ -28,28 +28,23 @@ from paceline.planning.costs.meter import Report
 from paceline.vocabularies.relation import relate_vocabularies
 
 _MAX_SHARE: Final = 0.5
-"""Share of the memory that a draft takes at most which nobody named: what it takes cannot go to layers that stay."""
+"""Largest share of the memory for a draft that the user did not name: what it takes cannot go to layers that stay."""
 
 _KEPT_SHARE: Final = 1 / 64
-"""Share of the memory, at most, for what the finished requests of a model have read, where layers are read for every
-pass."""
+"""Largest share of the memory for the kept prompts of a model whose layers are read for every pass."""
 
 _TRANSLATED_ROOM: Final = 2
-"""Times as many tokens as the target's context has that a draft whose drafts are translated has room for."""
+"""Context of a translated draft, over that of the target: a text may take more of its tokens."""
 
 _ROWS_READ: Final = 2
-"""Rows of a request whose logits a drafter reads of one pass, at most."""
+"""Most rows of a request whose logits a drafter reads of one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """Engines, and what they were opened with: with all that was found out at load.
+    """Engines, and the options they run with, everything that was found out at load included.
 
     Attributes:
-        target: the model that verifies.
-        target_options: how it runs.
-        draft: the model that drafts, if there is one.
-        draft_options: how it runs.
         kept_bytes: most memory for what the finished requests of each have read.
         measured: attention was measured just now, which took some of the time that a first load may take.
     """
@@ -62,7 +57,6 @@ class ModelPair:
     measured: bool
 
     def close(self) -> None:
-        """Close both."""
         if self.draft is not None:
             self.draft.close()
         self.target.close()
@@ -79,21 +73,14 @@ def open_pair(
 ) -> ModelPair:
     """Open the engines.
 
-    Args:
-        target: how to run the target.
-        draft: how to run the draft model, if there is one. One of the target's own is made if need be. Options without
-            a path are those of the default one, where there is one (:func:`default_draft`).
-        may_go_without: do without the default draft, and say so, where it cannot be had.
-        kept_bytes: memory that is to be left for what the finished requests of each model have read.
-        force: measure what is found out at load again.
-        report: told about progress of making the draft, and then of measuring.
+    A draft of the target's own is made if need be. :class:`DraftOptions` are those of the
+    default draft (:func:`default_draft`); with ``may_go_without``, a ``ModelWarning`` says where it cannot be had.
+    ``kept_bytes`` are left for what the finished requests of each model have read. ``force`` measures again what is
+    kept of earlier loads.
 
     Raises:
         InputError: a model cannot be loaded, or not within the memory there is.
         EngineError: a pass failed.
-
-    Warns:
-        ModelWarning: the default draft had to go.
     """
     memory_bytes = memory_limit(target)
     is_default = isinstance(draft, DraftOptions)
@@ -105,7 +92,7 @@ def open_pair(
         if memory_bytes is not None:
             within = target
             if is_default and draft is not None and may_go_without:
-                # Of this much and no other: before the file is left to the system, the draft goes.
+                # The limit is fixed: the draft is given up before streaming is.
                 within = dataclasses.replace(target, memory=memory_bytes)
             pair = _open_within(memory_bytes, within, draft, kept_bytes, force=force, report=report)
             options = dataclasses.replace(pair.target_options, memory=target.memory)
@@ -113,7 +100,7 @@ def open_pair(
     except InputError as error:
         if draft is None or not (is_default and may_go_without):
             raise
-        # Where it was not for the draft, the same error ends this too.
+        # If the draft was not the reason, the same error ends this too.
         pair = open_pair(target, None, kept_bytes=kept_bytes, force=force, report=report)
         warnings.warn(
             f"no draft of the target's own: {error}; name one (`draft`), or none (`drafters=['suffix']`)",
@@ -143,12 +130,6 @@ def default_draft(target: ModelOptions) -> OwnDraftFile | None:
     A target whose layers are read while they are used has one: each of its passes takes so long that any draft that
     stays in memory pays, and none agrees with it as its own copy does. It has none where the copy would take more than
     half of the memory or hardly be smaller, or there is no type to quantise to.
-
-    Args:
-        target: how it runs.
-
-    Raises:
-        InputError: the model cannot be read, or not be run as it was asked for.
     """
     memory_bytes = memory_limit(target)
     if memory_bytes is None or not _exceeds(memory_bytes, target):
@@ -179,7 +160,7 @@ def _open_within(
         first = dataclasses.replace(like_target(draft, target), own_weights=True)
         held_bytes = held_memory()
         engine = open_engine(first)
-        # Engines that do not say it have written to all that they have.
+        # Engines without footprints have written to all of their memory.
         footprint = getattr(engine, "footprint", None) or Footprint(max(held_memory() - held_bytes, 0))
     try:
         models = 1 if engine is None else 2
@@ -195,13 +176,13 @@ def _open_within(
         raise
     if engine is None or slow_passes(opened.engine) is not None:
         return ModelPair(opened.engine, opened.options, engine, first, kept_bytes, opened.measured)
-    # Both fit, or nobody asked for layers to be streamed and they cannot be.
+    # Both fit, or layers cannot be streamed and the user did not ask for it.
     engine.close()
     return _open_draft(opened, draft, kept_bytes)
 
 
 def _make_draft(draft: ModelOptions, target: ModelOptions, report: Report | None) -> ModelOptions:
-    """Return how to run a draft model that is there: one of the target's own is made if need be."""
+    """Return how to run a draft model that exists: one of the target's own is made if need be."""
     asked = OwnDraft.parse(draft.path)
     if asked is None:
         return draft
@@ -211,8 +192,8 @@ def _make_draft(draft: ModelOptions, target: ModelOptions, report: Report | None
 def _fit_draft_options(draft: ModelOptions, target: ModelOptions) -> ModelOptions:
     """Return how to run a draft model with no more than drafting for its target takes.
 
-    A text is never longer than the target's context, but may take more tokens of another vocabulary. Of each request a
-    pass has a row to propose from, and where drafts are translated the one before it.
+    A text is never longer than the target's context, but may take more tokens of another vocabulary. In a pass each
+    request has one row to propose from, and where drafts are translated the row before it, too.
     """
     context_length = draft.context_length
     if draft.context_may_shrink and context_length in (None, target.context_length):
@@ -223,7 +204,7 @@ def _fit_draft_options(draft: ModelOptions, target: ModelOptions) -> ModelOption
 
 
 def _is_translated(draft: ModelOptions, target: ModelOptions) -> bool:
-    """Return whether the tokens of a draft are others than its target's, so that a text may take more of them."""
+    """Return whether the tokens of a draft differ from its target's, so that a text may take more of them."""
     if draft.draft_vocab != "auto":
         return draft.draft_vocab == "translate"
     # Comparing tokens takes some tenths of a second.
@@ -234,7 +215,7 @@ def _is_translated(draft: ModelOptions, target: ModelOptions) -> bool:
 
 
 def _open_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int) -> ModelPair:
-    """Open the draft model of a target that is open; close that where it fails."""
+    """Open the draft model of an open target; close the target where that fails."""
     try:
         draft = None if draft is None else like_target(draft, opened.options)
         engine = None if draft is None else open_engine(draft)
@@ -245,6 +226,6 @@ def _open_draft(opened: OpenedModel, draft: ModelOptions | None, kept_bytes: int
 
 
 def _exceeds(memory_bytes: int, target: ModelOptions, other: OtherMemory = NO_OTHER_MEMORY) -> bool:
-    """Return whether the weights alone are more than what so much memory leaves for them, so that they are streamed."""
+    """Return whether the weights alone are more than the memory left for them, so that they are streamed."""
     process_bytes = held_memory() - other.draft.held_bytes
     return gguf_bytes(Path(target.path)) > memory_bytes - process_bytes - other.num_bytes - SPARE_BYTES

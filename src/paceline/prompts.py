@@ -1,4 +1,4 @@
-"""What callers give for a prompt, a text or token ids in one of many forms, as a list of token ids."""
+"""Prompts as callers give them, a text or token ids in one of many forms, read as a list of token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.core.numbers import shown, whole_number
 
 
 class Array(Protocol):
-    """A numpy array, a torch tensor, or what else turns into nested lists of Python's numbers."""
+    """A numpy array, a torch tensor, or another type that turns into nested lists of Python's numbers."""
 
     def tolist(self) -> Any:
         """Return the values as nested lists, or one number where there are no dimensions."""
@@ -24,21 +24,14 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Sequence[int]] | Array
 class Tokenizer(Protocol):
     """The part of a vocabulary that reads texts."""
 
-    def tokenize(self, text: str) -> list[int]:
-        """Turn a text into token ids."""
-        ...
+    def tokenize(self, text: str) -> list[int]: ...
 
 
 @blame("prompt")
 def read_prompt(prompt: Prompt, vocabulary: Tokenizer) -> list[int]:
-    """Return the token ids of a prompt.
+    """Return the token ids of a prompt: a text, or ids ``[num_tokens]`` or ``[1, num_tokens]`` in any container.
 
-    Args:
-        prompt: a text; or token ids in a sequence, an array or a tensor, ``[num_tokens]`` or ``[1, num_tokens]``.
-        vocabulary: reads the text.
-
-    Raises:
-        InputError: the prompt is something else, such as several rows, floats, texts in a list or bytes.
+    Raises ``InputError`` for anything else, such as several rows, floats, texts in a list or bytes.
     """
     if isinstance(prompt, str):
         return vocabulary.tokenize(prompt)

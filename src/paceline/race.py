@@ -1,7 +1,7 @@
 """A race: one prompt answered plainly and speculatively, to be shown side by side.
 
-The answers are made one after the other, as side by side they would share the processor, and each token is kept with
-the time at which it arrived. Whoever shows them replays both from those times::
+The answers are made one after the other, as side by side they would share the processor. Each token is kept with the
+time at which it arrived, from which both are replayed::
 
     run_race(model, prompt, options) ──> Race ──to_json──> a file, a page, a picture
                                            │
@@ -61,8 +61,6 @@ class Lane:
     """One answer with the times at which its tokens arrived.
 
     Attributes:
-        token_ids: of the answer.
-        pieces: one for each token.
         num_drafted: draft tokens that were verified.
         num_accepted: draft tokens that were kept.
         accepted_by_source: draft tokens that were kept, by drafter.
@@ -80,8 +78,7 @@ class Lane:
     def of(cls, generation: Generation, vocabulary: Vocabulary) -> Lane:
         """Return the lane of a finished answer.
 
-        Raises:
-            InputError: the answer has fewer than two tokens, of which none has a time after the first.
+        Raises ``InputError`` for an answer of fewer than two tokens, of which none has a time after the first.
         """
         stats = generation.stats
         if len(generation.token_ids) < 2:
@@ -94,7 +91,7 @@ class Lane:
         for token_id, source, arrived_s in zip(generation.token_ids, generation.sources, stats.arrivals_s, strict=True):
             is_last = len(pieces) == len(generation.token_ids) - 1
             segments = stream.push(vocabulary.token_bytes(token_id), source) + (stream.flush() if is_last else [])
-            # A stop text, which ends an answer, is spelled by its tokens and is no part of its text.
+            # Tokens may spell the stop text that ends an answer and is not part of it.
             text = "".join(segment.text for segment in segments)[:room]
             room -= len(text)
             pieces.append(Piece(text, source, arrived_s - stats.arrivals_s[0]))
@@ -119,11 +116,10 @@ class Lane:
 
     @property
     def text(self) -> str:
-        """The whole answer."""
         return "".join(piece.text for piece in self.pieces)
 
     def until(self, at_s: float) -> Sequence[Piece]:
-        """Return what was there after so many seconds."""
+        """Return the pieces that had arrived after so many seconds."""
         return self.pieces[: bisect.bisect_right(self.pieces, at_s, key=lambda piece: piece.at_s)]
 
 
@@ -132,9 +128,6 @@ class Race:
     """Two answers to one prompt, made one after the other.
 
     Attributes:
-        prompt: in words.
-        plain: decoded without drafts.
-        speculative: decoded with them.
         divergence: why the texts differ, such as ``"near-tie"`` (see :class:`~paceline.core.divergence.Divergence`);
             ``None`` where they are equal.
     """
@@ -146,7 +139,7 @@ class Race:
 
     @property
     def differs_at(self) -> int | None:
-        """The first token in which the lanes differ; ``None`` where they hold the same text."""
+        """Index of the first token in which the lanes differ; ``None`` where they hold the same text."""
         return first_difference(self.plain.token_ids, self.speculative.token_ids)
 
     @property
@@ -170,7 +163,6 @@ class Race:
 
     @property
     def verdict(self) -> Verdict:
-        """How the race ended."""
         if self.differs_at is not None:
             return "texts differ"
         if not self.speculative.num_drafted:
@@ -182,7 +174,6 @@ class Race:
         return "faster" if self.speedup > 1.0 else "slower"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the race as plain data, from which :meth:`from_json` makes it again."""
         return {
             "prompt": self.prompt,
             "verdict": self.verdict,
@@ -195,11 +186,6 @@ class Race:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Race:
-        """Return the race that :meth:`to_json` wrote.
-
-        Raises:
-            InputError: the data is no race.
-        """
         try:
             lanes = _parse_lane(facts["plain"]), _parse_lane(facts["speculative"])
             return cls(facts["prompt"], *lanes, divergence=facts["divergence"])
@@ -216,19 +202,9 @@ def run_race(
     stopped: Stop = lambda: False,
     tell: Callable[[LaneName], None] = lambda lane: None,
 ) -> Race:
-    """Answer a prompt plainly, then speculatively, with the same seed.
+    """Answer a prompt plainly, then speculatively, with the seed of ``options``. ``tell`` is told which lane begins.
 
-    Args:
-        model: what answers.
-        prompt: a text, or its tokens.
-        options: of both answers; they must hold a seed.
-        open_reader: loads the target once more, where the texts differ and it is to be told why.
-        stopped: whether the user wants no more.
-        tell: told which lane begins.
-
-    Raises:
-        Stopped: the user wants no more.
-        InputError: the prompt or an option cannot be used, or the answer is too short for a race.
+    Raises ``InputError`` also where the answer is too short for a race.
     """
     vocabulary = model.target.vocabulary
     tell("plain")

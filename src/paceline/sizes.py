@@ -1,4 +1,4 @@
-"""Counts and sizes as people read them, three digits that mean something and a unit; and as they write them."""
+"""Counts and sizes as text, with three significant digits and a unit, and sizes read from text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ def parse_bytes(text: str) -> int:
     """Return the bytes that a size of memory stands for, such as ``12G``, ``800M`` or ``1.5 GiB``.
 
     As memory is sold, a K is 1,024 bytes, an M 1,024 K and so on, whether or not an ``i`` says so.
-
-    Raises:
-        InputError: it stands for none.
     """
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:

@@ -37,13 +37,10 @@ def printable_line(text: str) -> str:
 def json_text(facts: Any, *, encoding: str = "utf-8", indent: int | None = None) -> str:
     r"""Return plain data as JSON that any terminal can show and ``encoding`` can write.
 
-    Args:
-        facts: for :func:`json.dumps`.
-        encoding: of where the JSON goes. Where it lacks a character, all that are not ASCII become ``\uXXXX``.
-        indent: spaces of a level; ``None`` for one line.
+    Where the encoding lacks a character, all that are not ASCII become ``\uXXXX``.
     """
     text = json.dumps(facts, ensure_ascii=False, indent=indent)
-    # Outside of its strings, where escapes mean nothing, JSON has none of these characters.
+    # JSON has none of these characters outside of strings, where escapes are not allowed.
     text = _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     return text if can_encode(text, encoding) else json.dumps(facts, indent=indent)
 

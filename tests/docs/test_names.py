@@ -14,7 +14,7 @@ PACKAGE = SOURCES / "paceline"
 
 THEIRS = {"generation/candidate_generator.py"}  # of transformers
 
-FILE = re.compile(r"`([\w./]+\.py)`")
+FILE = re.compile(r"(?:`|^ {4,})([\w./]+\.py)[` ]", re.MULTILINE)
 ROLE = re.compile(r":(?:mod|class|func|meth|data|attr|exc):`~?\.?([\w.]+)`")
 
 
