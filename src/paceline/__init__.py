@@ -18,10 +18,12 @@ __all__ = [
     "NO_SPECULATION",
     "ROOT",
     "AnswerPart",
+    "ArgumentsDelta",
     "AsyncReplyStream",
     "AsyncStream",
     "BusyError",
     "CacheParams",
+    "CallStarted",
     "CapabilityError",
     "ChatParams",
     "ChatPrompt",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from paceline.chat.prompts import ChatPrompt
     from paceline.chat.reasoning import AnswerPart
     from paceline.chat.replies import Reply, ReplyStream
+    from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
     from paceline.core.constraint import Constraint
     from paceline.core.errors import (
         BusyError,
@@ -136,6 +139,7 @@ else:
         "paceline.chat.prompts": ("ChatPrompt",),
         "paceline.chat.reasoning": ("AnswerPart",),
         "paceline.chat.replies": ("Reply", "ReplyStream"),
+        "paceline.chat.tool_calls.base": ("ArgumentsDelta", "CallStarted"),
         "paceline.core.constraint": ("Constraint",),
         "paceline.core.errors": (
             "BusyError",

@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.chat.assembler import AnswerAssembler
 from paceline.chat.marked import MarkedText
+from paceline.chat.prompts import ChatPrompt
+from paceline.chat.reasoning import ReasoningFormat, ReasoningMarkers
+from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.core.vocabulary import Vocabulary
 
 
@@ -23,6 +27,37 @@ def spellings(vocabulary: Vocabulary, token_ids: list[int]) -> list[str]:
 def control_of(token_ids: list[int], vocabulary: Vocabulary) -> list[str]:
     """Return the texts of the control tokens among tokens."""
     return spellings(vocabulary, [token_id for token_id in token_ids if token_id in vocabulary.control_ids])
+
+
+def prompt_with(
+    markers: ReasoningMarkers | None,
+    *,
+    begun: bool = False,
+    continued: bool = False,
+    calls: ExpectedCalls | None = None,
+) -> ChatPrompt:
+    """Return a prompt of which nothing is known but how its answer is read."""
+    return ChatPrompt("", [], [], 0, markers, begun, continued, {}, calls)
+
+
+def read_message(
+    text: str,
+    markers: ReasoningMarkers | None,
+    *,
+    begun: bool = False,
+    continued: bool = False,
+    reasoning_format: ReasoningFormat = "auto",
+) -> dict[str, Any]:
+    """Return the message that an answer's text comes to."""
+    return AnswerAssembler(prompt_with(markers, begun=begun, continued=continued), reasoning_format).read(text)
+
+
+def split_reasoning(
+    text: str, markers: ReasoningMarkers | None, *, begun: bool = False, continued: bool = False
+) -> tuple[str | None, str]:
+    """Return the reasoning of an answer, ``None`` where it has none, and its content."""
+    message = read_message(text, markers, begun=begun, continued=continued)
+    return message.get("reasoning_content"), message["content"]
 
 
 @contextmanager

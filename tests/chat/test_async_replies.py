@@ -34,10 +34,13 @@ ENDLESS_THOUGHT = "<think>" + "Hm. " * 15_000
 
 
 @asynccontextmanager
-async def writing(answer: str, source: str = THINKING, **params: Any) -> AsyncIterator[AsyncReplyStream]:
+async def writing(
+    answer: str, source: str = THINKING, tools: Any = None, **params: Any
+) -> AsyncIterator[AsyncReplyStream]:
     """Yield the stream of a model that says one thing, a byte or control token each round, and then ends."""
     chat = ChatParams(**params)
-    prompt = reader_of(source).prompt("2 + 2?", tools=None, params=chat, max_tokens=1000)
+    reader = reader_of(source)
+    prompt = reader.reading_calls(reader.prompt("2 + 2?", tools=tools, params=chat, max_tokens=1000), tools)
     script = [*VOCABULARY.tokenize(answer, parse_special=True), 257]
 
     def logits(tokens: Sequence[int]) -> Float64Array:

@@ -11,11 +11,12 @@ import paceline
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
-from paceline.chat.reasoning import ReasoningFormat, ReasoningMarkers, ReasoningSplitter, build_message, split_reasoning
+from paceline.chat.reasoning import ReasoningFormat, ReasoningMarkers, ReasoningSplitter
 from paceline.core.errors import InputError
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
 from tests.chat.conversing import ALTERNATING, BEGUN, CHATML, STRICT, THINKING, ControlledBytes, reader_of
+from tests.chat.helpers import read_message, split_reasoning
 from tests.chat.test_replies import answering, text_of
 
 THINK, NO_THINK = 258, 259
@@ -194,9 +195,9 @@ def test_the_answer_is_what_was_added() -> None:
     text = " + 2</think>4."
     formats: tuple[ReasoningFormat, ...] = ("none", "deepseek-legacy")
     for reasoning_format in formats:
-        message = build_message(text, MARKERS, begun=True, continued=True, reasoning_format=reasoning_format)
+        message = read_message(text, MARKERS, begun=True, continued=True, reasoning_format=reasoning_format)
         assert message["content"] == text
-    assert build_message(text, MARKERS, begun=True, continued=True) == {"content": "4.", "reasoning_content": " + 2"}
+    assert read_message(text, MARKERS, begun=True, continued=True) == {"content": "4.", "reasoning_content": " + 2"}
 
 
 @pytest.mark.parametrize("reasoning_format", ["auto", "none"])

@@ -17,16 +17,15 @@ from paceline.chat.reasoning import (
     ReasoningMarkers,
     ReasoningSplitter,
     build_budget,
-    build_message,
     find_markers,
     opens_reasoning,
     preserved_ids,
-    split_reasoning,
 )
 from paceline.core.errors import InputError, SamplingError
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
 from paceline.engines.scripted import ScriptedVocabulary
+from tests.chat.helpers import read_message, split_reasoning
 
 THINK = ReasoningMarkers("<think>", "</think>")
 CHANNELS = KNOWN_MARKERS[0].markers
@@ -186,9 +185,9 @@ def test_only_what_may_be_a_marker_is_withheld() -> None:
 )
 def test_messages(reasoning_format: ReasoningFormat, begun: bool, message: dict[str, str]) -> None:
     text = "a</think>\nb" if begun else "<think>a</think>\nb"
-    assert build_message(text, THINK, begun=begun, reasoning_format=reasoning_format) == message
-    assert build_message("b", THINK, reasoning_format=reasoning_format) == {"content": "b"}
-    assert build_message("<think>", None, begun=begun, reasoning_format=reasoning_format) == {"content": "<think>"}
+    assert read_message(text, THINK, begun=begun, reasoning_format=reasoning_format) == message
+    assert read_message("b", THINK, reasoning_format=reasoning_format) == {"content": "b"}
+    assert read_message("<think>", None, begun=begun, reasoning_format=reasoning_format) == {"content": "<think>"}
 
 
 @pytest.mark.parametrize(

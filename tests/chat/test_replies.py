@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.chat.assembler import AnswerEvent
 from paceline.chat.params import ChatParams
-from paceline.chat.reasoning import AnswerPart, ReasoningFormat
+from paceline.chat.reasoning import ReasoningFormat
 from paceline.chat.replies import ReplyStream
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine
@@ -59,7 +60,7 @@ def answering(
         yield ReplyStream(prompt, stream, chat)
 
 
-def text_of(parts: Sequence[AnswerPart], kind: str) -> str:
+def text_of(parts: Sequence[AnswerEvent], kind: str) -> str:
     return "".join(part.segment.text for part in parts if part.kind == kind)
 
 
@@ -109,7 +110,7 @@ def test_an_answer_closed_early_keeps_what_there_is(reasoning_format: ReasoningF
     said = "<think>Hm. 2 + 2</think>It is 4, and so on."
     for num_rounds in range(3, 30, 4):
         with answering(said, THINKING, reasoning_format=reasoning_format) as stream:
-            parts: list[AnswerPart] = []
+            parts: list[AnswerEvent] = []
             for number, some in enumerate(stream.rounds()):
                 parts += some
                 if number == num_rounds:
@@ -152,7 +153,7 @@ def test_leaving_the_block_ends_the_answer() -> None:
 
 def test_an_error_ends_the_iteration_and_leaves_what_was_said() -> None:
     with answering("It is 4.", CHATML, fails_after=5) as stream:
-        parts: list[AnswerPart] = []
+        parts: list[AnswerEvent] = []
         with pytest.raises(paceline.PacelineError):
             parts.extend(stream)
         with pytest.raises(paceline.PacelineError):

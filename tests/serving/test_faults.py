@@ -23,7 +23,7 @@ from paceline.serving import deployment as running
 from paceline.serving.connections import CarefulProtocol
 from paceline.serving.event_stream import EventStream
 from paceline.serving.json_bodies import read_json
-from paceline.serving.response_formats import list_probabilities
+from paceline.serving.response_formats.base import list_probabilities
 from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, TemplateBody
 from tests.serving.live import live, repeated
 from tests.timing import WAIT_S
@@ -245,7 +245,7 @@ def test_many_probabilities_are_written_in_a_thread(
         written_by.add(threading.get_ident())
         return list_probabilities(*args, **options)
 
-    monkeypatch.setattr("paceline.serving.response_formats.list_probabilities", noted)
+    monkeypatch.setattr("paceline.serving.response_formats.base.list_probabilities", noted)
 
     async def test() -> None:
         async with live() as server:

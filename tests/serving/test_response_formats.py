@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.chat.assembler import TokenEvent
+from paceline.chat.reasoning import AnswerPart
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
+from paceline.core.text import TextSegment
 from paceline.options import read_options
-from paceline.serving.answering import Ended, Event, Progress, Round, TokenEvent
+from paceline.serving.answering import Ended, Event, Progress, Round
 from paceline.serving.generation_request import Api, GenerationRequest
+from paceline.serving.json_output import as_events
 from paceline.serving.model_host import ServedModel
-from paceline.serving.response_formats import as_events
 from paceline.serving.server import _FORMATTERS
 from tests.serving.hosted import scripted
 from tests.tiers import by_tier
@@ -32,7 +35,9 @@ TEXTS: Final = st.one_of(
     ),
     st.text(st.characters(exclude_categories=())),
 )
-WORDS: Final = st.tuples(st.sampled_from(["content", "content", "reasoning"]), TEXTS)
+WORDS: Final = st.builds(
+    AnswerPart, st.sampled_from(["content", "content", "reasoning"]), st.builds(TextSegment, TEXTS, st.just("target"))
+)
 PARTS: Final = st.one_of(
     WORDS,
     st.builds(CallStarted, st.integers(0, 3), TEXTS, TEXTS),
@@ -66,37 +71,41 @@ def a_choice(number: int) -> Any:
         stream=stream,
         stats=request.stats,
         num_prompt=7,
-        num_said=3,
-        num_reasoning=1,
+        assembler=SimpleNamespace(num_tokens=3, num_reasoning=1, num_calls=0),
         cached=2,
         slot=0,
         has_new_line=True,
         truncated=False,
         stop_type="eos",
         stopping_word="",
-        calls=[],
     )
 
 
 @st.composite
-def events_of(draw: st.DrawFn, choices: Sequence[Any], *, logprobs: bool, rounds: bool) -> list[Event]:
-    found: list[Event] = []
+def rounds_of(
+    draw: st.DrawFn, choices: Sequence[Any], *, logprobs: bool, rounds: bool
+) -> list[tuple[Any, list[Event]]]:
+    """Draw what rounds bring, each to one of the choices."""
+    found: list[tuple[Any, list[Event]]] = [(draw(st.sampled_from(choices)), [])]
     kinds = ["said", "said", "said", "progress", *(["round"] if rounds else [])]
     for _ in range(draw(st.integers(2, 10))):
-        choice = draw(st.sampled_from(choices))
+        if draw(st.booleans()):
+            found.append((draw(st.sampled_from(choices)), []))
+        choice, events = found[-1]
         kind = draw(st.sampled_from(kinds))
         token_ids = draw(st.lists(st.integers(0, 259), max_size=3))
         if kind == "progress":
-            found.append(Progress(choice, draw(st.integers(0, 7)), 1.5, is_first=draw(st.booleans())))
+            events.append(Progress(draw(st.integers(0, 7)), 1.5, is_first=draw(st.booleans())))
         elif kind == "round":
             emission = Emission(choice.stream.request, token_ids, ["target"] * len(token_ids), (), None)
-            found.append(Round(choice, emission))
+            events.append(Round(emission))
         else:
             of_tokens = draw(st.lists(LOGPROBS, max_size=2)) if logprobs else ()
             sources = ["target"] * len(token_ids) if rounds else ()
             parts: Any = draw(st.lists(PARTS if draw(st.integers(0, 3)) == 3 else WORDS, max_size=2))
-            found.append(TokenEvent(choice, parts, token_ids, of_tokens, draw(st.integers(0, 10**6)), sources))
-    return [*found, *(Ended(choice) for choice in choices if draw(st.booleans()))]
+            events.append(TokenEvent(parts, token_ids, of_tokens, draw(st.integers(0, 10**6)), sources))
+    ended: list[tuple[Any, list[Event]]] = [(choice, [Ended()]) for choice in choices if draw(st.booleans())]
+    return found + ended
 
 
 FLAGS: Final = ("include_usage", "echo", "timings_per_token", "verbose", "reads_only", "post_sampling")
@@ -121,24 +130,23 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
         answer: Any = SimpleNamespace(
             id="chatcmpl-a", created=1, choices=choices, request=request, served=replace(served, names=(name,))
         )
-        events = data.draw(
-            events_of(choices, logprobs=num_logprobs is not None, rounds=data.draw(st.integers(0, 7)) == 7)
+        rounds = data.draw(
+            rounds_of(choices, logprobs=num_logprobs is not None, rounds=data.draw(st.integers(0, 7)) == 7)
         )
-        # Made of the same answer; a shape remembers what it has said.
+        # Made of the same answer; a formatter remembers what it has said.
         quick: Any = _FORMATTERS[api](answer)
         slow: Any = _FORMATTERS[api](answer)
         framed = quick._framed
 
-        def noted(event: TokenEvent) -> bytes | None:
-            written: bytes | None = framed(event)
+        def noted(choice: Any, event: TokenEvent) -> bytes | None:
+            written: bytes | None = framed(choice, event)
             seen["whole" if written is None else "framed"] += 1
             return written
 
         quick._framed = noted
-        while events:
-            some = events[: (count := data.draw(st.integers(1, len(events))))]
-            events = events[count:]
-            assert quick.written(some) == as_events(slow.chunks(some))
+        for choice, events in rounds:
+            whole = as_events([chunk for event in events for chunk in slow.chunks(choice, event)])
+            assert quick.written(choice, events) == whole
 
     check()
     assert min(seen["framed"], seen["whole"]) >= by_tier(50, quick=25), seen

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from paceline.async_streams import AsyncStream
+from paceline.chat.assembler import AnswerAssembler, AnswerEvent
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
-from paceline.chat.reasoning import AnswerPart
-from paceline.chat.replies import Reply, ReplyParts
+from paceline.chat.replies import Reply
 from paceline.core.request import Emission
 
 
@@ -24,13 +24,13 @@ class ReplyRound(NamedTuple):
     """
 
     emission: Emission | None
-    parts: list[AnswerPart]
+    parts: list[AnswerEvent]
 
 
 class AsyncReplyStream:
     """An answer to a conversation while it is written: iterate with ``async for`` for its parts.
 
-    Else as :class:`~paceline.AsyncStream`.
+    Parts are those of :class:`~paceline.ReplyStream`. Else as :class:`~paceline.AsyncStream`.
 
     Args:
         prompt: what the conversation came to.
@@ -41,22 +41,22 @@ class AsyncReplyStream:
     def __init__(self, prompt: ChatPrompt, stream: AsyncStream, params: ChatParams) -> None:
         self.prompt = prompt
         self.stream = stream
-        self._parts = ReplyParts(prompt, params)
-        self._unread: deque[AnswerPart] = deque()
+        self._assembler = AnswerAssembler(prompt, params.reasoning_format)
+        self._unread: deque[AnswerEvent] = deque()
 
     def __aiter__(self) -> AsyncReplyStream:
         return self
 
-    async def __anext__(self) -> AnswerPart:
+    async def __anext__(self) -> AnswerEvent:
         while not self._unread:
             try:
                 segment = await anext(self.stream)
             except StopAsyncIteration:
-                self._unread += self._parts.finish()
+                self._unread += self._assembler.finish()
                 if not self._unread:
                     raise
             else:
-                self._unread += self._parts.push([segment])
+                self._unread += self._assembler.push([segment])
         return self._unread.popleft()
 
     async def __aenter__(self) -> AsyncReplyStream:
@@ -67,15 +67,15 @@ class AsyncReplyStream:
     ) -> None:
         await self.stream.aclose()
 
-    async def rounds(self) -> AsyncIterator[list[AnswerPart]]:
+    async def rounds(self) -> AsyncIterator[list[AnswerEvent]]:
         """Iterate round by round: the parts each made final, which may be none (while a long prompt is read).
 
         Raises:
             PacelineError: as :meth:`paceline.AsyncStream.rounds` does.
         """
         async for segments in self.stream.rounds():
-            yield self._parts.push(segments)
-        yield self._parts.finish()
+            yield self._assembler.push(segments)
+        yield self._assembler.finish()
 
     async def emissions(self) -> AsyncIterator[ReplyRound]:
         """Iterate round by round: the tokens each added, and the parts it made final. Raises as :meth:`rounds` does.
@@ -85,22 +85,22 @@ class AsyncReplyStream:
         async for emission in self.stream.emissions():
             segments = () if emission is None else emission.segments
             is_last = emission is not None and emission.finish_reason is not None
-            yield ReplyRound(emission, self._parts.finish(segments) if is_last else self._parts.push(segments))
+            yield ReplyRound(emission, self._assembler.finish(segments) if is_last else self._assembler.push(segments))
 
     async def end_reasoning(self) -> bool:
         """Have the answer close the reasoning that it is in; as :meth:`paceline.ReplyStream.end_reasoning`."""
         return await self.stream.end_reasoning()
 
-    async def aclose(self) -> list[AnswerPart]:
+    async def aclose(self) -> list[AnswerEvent]:
         """Cancel the answer if it still runs, and wait for that; return parts that were not read yet."""
-        unread = [*self._unread, *self._parts.finish(await self.stream.aclose())]
+        unread = [*self._unread, *self._assembler.finish(await self.stream.aclose())]
         self._unread.clear()
         return unread
 
     async def result(self) -> Reply:
         """Return the answer, once it is there. Raises as :meth:`paceline.AsyncStream.result` does."""
-        return self._parts.reply(await self.stream.result())
+        return Reply.of(await self.stream.result(), self.prompt, self._assembler)
 
     async def so_far(self) -> Reply:
         """Return the answer as it stands."""
-        return self._parts.reply(await self.stream.so_far())
+        return Reply.of(await self.stream.so_far(), self.prompt, self._assembler)

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from paceline.chat.marked import MarkedText, trailing_template_text
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
-from paceline.chat.reasoning import PartKind, ReasoningMarkers, opens_reasoning
+from paceline.chat.reasoning import AnswerPart, ReasoningMarkers, opens_reasoning
 from paceline.core.errors import InputError
 from paceline.core.numbers import shown
+from paceline.core.text import TextSegment
 
 _WAY_OUT = "or have it answered by another, with continue_final_message=False"
 
@@ -99,9 +100,7 @@ def add_beginning(
     return MarkedText.joined([*parts, content]), is_open
 
 
-def split_beginning(
-    message: Message, markers: ReasoningMarkers | None, *, reasoning_apart: bool
-) -> list[tuple[PartKind, str]]:
+def split_beginning(message: Message, markers: ReasoningMarkers | None, *, reasoning_apart: bool) -> list[AnswerPart]:
     """Return the beginning that a continued message had, as parts of the answer that goes on with it.
 
     Args:
@@ -113,8 +112,8 @@ def split_beginning(
     if reasoning and not reasoning_apart and markers is not None:
         content = f"{markers.start}{reasoning}{markers.closing + content if content else ''}"
         reasoning = ""
-    parts: list[tuple[PartKind, str]] = [("reasoning", reasoning), ("content", content)]
-    return [part for part in parts if part[1]]
+    parts = [AnswerPart("reasoning", TextSegment(reasoning, "")), AnswerPart("content", TextSegment(content, ""))]
+    return [part for part in parts if part.segment.text]
 
 
 def _content_text(content: str | list[dict[str, str]]) -> str:

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from paceline.chat.call_history import CallForm, check_arguments, convert_calls, find_call_form
-from paceline.chat.call_reader import CallReader, preserve_call_marks
 from paceline.chat.continuation import add_beginning, is_continued
 from paceline.chat.marked import MarkedText, trailing_template_text
 from paceline.chat.messages import Message, plain_data, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
-from paceline.chat.prompts import ChatPrompt, tokenize_rendered
+from paceline.chat.prompts import ChatPrompt, expect_calls, tokenize_rendered
 from paceline.chat.reasoning import ReasoningMarkers, build_budget, find_markers, opens_reasoning, preserved_ids
 from paceline.chat.template import ChatTemplate
-from paceline.chat.tool_calls.response_parser import load_template
+from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.chat.truncation import count_leading, drop_oldest_turns
 from paceline.core.errors import ContextLengthError, InputError, ModelFileError
@@ -182,10 +181,7 @@ class ChatPromptBuilder:
         call_format = find_call_format(self.template) if tools else None
         if call_format is None:
             return prompt
-        load_template(call_format.template, call_format.name)
-        calls = CallReader(call_format, plain_data(tools, "'tools'"))
-        options = preserve_call_marks(prompt.options, call_format, self._vocabulary)
-        return replace(prompt, options=options, calls=calls)
+        return expect_calls(prompt, ExpectedCalls(call_format, plain_data(tools, "'tools'")), self._vocabulary)
 
     def _finish_rendering(self, text: MarkedText) -> tuple[MarkedText, bool]:
         """Return a rendered conversation, and whether it ends within reasoning."""

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from paceline.chat.call_reader import CallReader
 from paceline.chat.marked import MarkedText, template_marks
 from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
+from paceline.chat.tool_calls.base import ExpectedCalls
+from paceline.chat.tool_calls.formats import control_marks
+from paceline.chat.tool_calls.transformers_parser import load_template
 from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.spelling import Spellings
 
@@ -46,7 +48,7 @@ class ChatPrompt:
         begun: whether the prompt has opened the reasoning, so that an answer begins within it.
         continued: whether the prompt ends with the beginning of a message, which an answer goes on with.
         options: what the request needs besides: which control tokens to keep in its text, and how long it may reason.
-        calls: reads calls of tools out of the answer; ``None`` where nobody looks for any.
+        calls: of tools that the answer may have; ``None`` where nobody looks for any.
     """
 
     text: str
@@ -57,7 +59,19 @@ class ChatPrompt:
     begun: bool
     continued: bool
     options: GenerateOptions
-    calls: CallReader | None = None
+    calls: ExpectedCalls | None = None
+
+
+def expect_calls(prompt: ChatPrompt, calls: ExpectedCalls, vocabulary: Vocabulary) -> ChatPrompt:
+    """Return a prompt of whose answer calls are read; control tokens that are marks of calls stay in its text.
+
+    Raises:
+        CapabilityError: the library that reads calls is not installed.
+        ModelFileError: the model's own response template is none.
+    """
+    load_template(calls.call_format.template, calls.call_format.name)
+    preserved = (*(prompt.options.get("preserved_ids") or ()), *control_marks(calls.call_format, vocabulary).values())
+    return replace(prompt, options={**prompt.options, "preserved_ids": tuple(dict.fromkeys(preserved))}, calls=calls)
 
 
 def tokenize_rendered(text: MarkedText, vocabulary: Vocabulary, *, adds_opening: bool) -> list[int]:

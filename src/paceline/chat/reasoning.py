@@ -22,7 +22,6 @@ from paceline.core.vocabulary import Vocabulary
 
 PartKind: TypeAlias = Literal["reasoning", "content"]
 """What a part of an answer is."""
-_KINDS: Final[tuple[PartKind, ...]] = get_args(PartKind)
 
 ReasoningFormat: TypeAlias = Literal["none", "deepseek", "deepseek-legacy", "auto"]
 """Where a message has its reasoning, by llama.cpp's names.
@@ -328,49 +327,6 @@ class ReasoningSplitter:
             length -= len(segment.text)
             taken.append(segment)
         return taken
-
-
-def split_reasoning(
-    text: str, markers: ReasoningMarkers | None, *, begun: bool = False, continued: bool = False
-) -> tuple[str | None, str]:
-    """Return the reasoning of a whole answer, ``None`` where it has none, and its content.
-
-    Args:
-        text: of the answer.
-        markers: of the model; ``None`` where it knows of no reasoning.
-        begun: whether the prompt ends inside of reasoning.
-        continued: whether the prompt has the beginning of the message.
-    """
-    splitter = ReasoningSplitter(markers, begun=begun, continued=continued)
-    parts = [*splitter.push([TextSegment(text, "")]), *splitter.finish()]
-    reasoning, content = ("".join(part.segment.text for part in parts if part.kind == kind) for kind in _KINDS)
-    return reasoning or None, content
-
-
-def build_message(
-    text: str,
-    markers: ReasoningMarkers | None,
-    *,
-    begun: bool = False,
-    continued: bool = False,
-    reasoning_format: ReasoningFormat = "auto",
-) -> dict[str, str]:
-    """Return the assistant's message that an answer is: its ``content``, and ``reasoning_content`` if there is any.
-
-    Args:
-        text: of the answer.
-        markers: of the model; ``None`` where it knows of no reasoning.
-        begun: whether the prompt ends inside of reasoning. Where reasoning stays in the content, the marker that the
-            prompt has is put before it, unless the prompt has more of the message.
-        continued: whether the prompt has the beginning of the message, and the answer is the rest.
-        reasoning_format: where the reasoning goes.
-    """
-    reasoning, content = split_reasoning(text, markers, begun=begun, continued=continued)
-    if reasoning_format in ("none", "deepseek-legacy"):
-        content = markers.start + text if markers is not None and begun and not continued else text
-    if reasoning is None or reasoning_format == "none":
-        return {"content": content}
-    return {"content": content, "reasoning_content": reasoning}
 
 
 def _overlap(text: str, markers: Sequence[str]) -> int:

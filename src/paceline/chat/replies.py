@@ -1,4 +1,4 @@
-"""Answers to conversations: text with its reasoning apart, while it is written and once it is there."""
+"""Answers to conversations: events while they are written, and the message that they are in the end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from paceline.chat.assembler import AnswerAssembler, AnswerEvent
 from paceline.chat.params import ChatParams
 from paceline.chat.prompts import ChatPrompt
-from paceline.chat.reasoning import AnswerPart, ReasoningSplitter, build_message
-from paceline.core.request import SOURCE_TARGET
-from paceline.core.text import TextSegment
 from paceline.streams import Generation, Stream
 
 
@@ -30,6 +28,11 @@ class Reply:
     prompt: ChatPrompt
     generation: Generation
 
+    @classmethod
+    def of(cls, generation: Generation, prompt: ChatPrompt, assembler: AnswerAssembler) -> Reply:
+        """Return the reply that an answer is, finished or not."""
+        return cls({"role": "assistant", **assembler.read(generation.text)}, prompt, generation)
+
     @property
     def text(self) -> str:
         """What the answer says, without its reasoning and calls of tools."""
@@ -47,51 +50,12 @@ class Reply:
         return self.message.get("reasoning_content")
 
 
-class ReplyParts:
-    """Makes parts of an answer's text while it arrives, and a reply of what was generated.
-
-    Args:
-        prompt: what the conversation came to.
-        params: how reasoning comes back.
-    """
-
-    def __init__(self, prompt: ChatPrompt, params: ChatParams) -> None:
-        self._prompt = prompt
-        self._format = params.reasoning_format
-        markers = None if self._format == "none" else prompt.markers
-        self._splitter = ReasoningSplitter(markers, begun=prompt.begun, continued=prompt.continued)
-        # What the prompt has of an answer that keeps its markers.
-        self._opening: list[AnswerPart] = []
-        if self._format == "none" and prompt.begun and prompt.markers is not None and not prompt.continued:
-            self._opening = [AnswerPart("content", TextSegment(prompt.markers.start, SOURCE_TARGET))]
-
-    def push(self, segments: Sequence[TextSegment]) -> list[AnswerPart]:
-        """Add text and return the parts that became final."""
-        opening, self._opening = self._opening, []
-        return [*opening, *self._splitter.push(segments)]
-
-    def finish(self, segments: Sequence[TextSegment] = ()) -> list[AnswerPart]:
-        """Add the last text and return all parts that are left."""
-        return [*self.push(segments), *self._splitter.finish()]
-
-    def reply(self, generation: Generation) -> Reply:
-        """Return the reply that an answer is, finished or not."""
-        prompt = self._prompt
-        message = build_message(
-            generation.text,
-            prompt.markers,
-            begun=prompt.begun,
-            continued=prompt.continued,
-            reasoning_format=self._format,
-        )
-        calls = {} if prompt.calls is None else prompt.calls.read(message["content"])
-        return Reply({"role": "assistant", **message, **calls}, prompt, generation)
-
-
 class ReplyStream:
     """An answer to a conversation while it is written: iterate for its parts. Else as :class:`~paceline.Stream`.
 
-    Calls of tools are text in the parts, as the model writes them, and read in :meth:`result`.
+    A part is an :class:`~paceline.AnswerPart` of reasoning or content. Where there are tools, calls come as
+    :class:`~paceline.CallStarted` and :class:`~paceline.ArgumentsDelta`, each call once it has closed: one that is
+    broken or cut off is content.
 
     Args:
         prompt: what the conversation came to.
@@ -102,9 +66,9 @@ class ReplyStream:
     def __init__(self, prompt: ChatPrompt, stream: Stream, params: ChatParams) -> None:
         self.prompt = prompt
         self.stream = stream
-        self._parts = ReplyParts(prompt, params)
+        self._assembler = AnswerAssembler(prompt, params.reasoning_format)
 
-    def __iter__(self) -> Iterator[AnswerPart]:
+    def __iter__(self) -> Iterator[AnswerEvent]:
         for parts in self.rounds():
             yield from parts
 
@@ -116,15 +80,15 @@ class ReplyStream:
     ) -> None:
         self.stream.close()
 
-    def rounds(self) -> Iterator[list[AnswerPart]]:
+    def rounds(self) -> Iterator[list[AnswerEvent]]:
         """Iterate round by round: the parts each made final, which may be none.
 
         Raises:
             PacelineError: as :meth:`paceline.Stream.rounds` does.
         """
         for segments in self.stream.rounds():
-            yield self._parts.push(segments)
-        yield self._parts.finish()
+            yield self._assembler.push(segments)
+        yield self._assembler.finish()
 
     def end_reasoning(self) -> bool:
         """Have the answer close the reasoning that it is in; as :meth:`paceline.Stream.end_reasoning`.
@@ -133,14 +97,14 @@ class ReplyStream:
         """
         return self.stream.end_reasoning()
 
-    def close(self) -> list[AnswerPart]:
+    def close(self) -> list[AnswerEvent]:
         """Cancel the answer if it still runs, and wait for that; return parts that were not read yet."""
-        return self._parts.finish(self.stream.close())
+        return self._assembler.finish(self.stream.close())
 
     def result(self) -> Reply:
         """Return the answer, once it is there. Raises as :meth:`paceline.Stream.result` does."""
-        return self._parts.reply(self.stream.result())
+        return Reply.of(self.stream.result(), self.prompt, self._assembler)
 
     def so_far(self) -> Reply:
         """Return the answer as it stands."""
-        return self._parts.reply(self.stream.so_far())
+        return Reply.of(self.stream.so_far(), self.prompt, self._assembler)

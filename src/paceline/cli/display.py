@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from paceline.chat.reasoning import AnswerPart
+from paceline.chat.assembler import AnswerEvent
 from paceline.core.request import SOURCE_TARGET
 from paceline.core.text import TextSegment
 from paceline.terminal_text import json_text, printable
@@ -155,7 +155,7 @@ class AnswerWriter:
         self._put("".join(self._render(s.text, SOURCE_STYLES.get(s.source)) for s in segments))
         self._ends_in_newline = segments[-1].text.endswith("\n")
 
-    def write_parts(self, parts: Sequence[AnswerPart]) -> None:
+    def write_parts(self, parts: Sequence[AnswerEvent]) -> None:
         """Write pieces of an answer whose reasoning is told apart."""
         for is_reasoning, group in itertools.groupby(parts, key=lambda part: part.kind == "reasoning"):
             segments = [part.segment for part in group]

@@ -15,23 +15,19 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from paceline.async_streams import AsyncStream
+from paceline.chat.assembler import AnswerAssembler, TokenEvent
 from paceline.chat.continuation import split_beginning
 from paceline.chat.prompts import ChatPrompt
-from paceline.chat.reasoning import PartKind, ReasoningFormat, ReasoningSplitter
-from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta, ToolCallFormat
-from paceline.chat.tool_calls.parser import ToolCallParser
-from paceline.core.logprobs import TokenLogprob
+from paceline.chat.reasoning import AnswerPart, ReasoningFormat
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
-from paceline.core.text import TextSegment
 from paceline.options import GenerateOptions
-from paceline.serving.chat_request import OfferedTools
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ServedModel
 
@@ -54,8 +50,6 @@ class PreparedPrompt:
         options: of the call, beside those of the request.
         chat: what a conversation came to; ``None`` of a completion.
         reasoning_format: where an answer has its reasoning.
-        call_format: how the answer has calls of tools; ``None`` where nobody looks for any.
-        tools: that may be called; ``None`` where nobody looks for calls.
         warnings: what the client ought to know of how the prompt was made.
     """
 
@@ -64,44 +58,7 @@ class PreparedPrompt:
     options: GenerateOptions = field(default_factory=lambda: GenerateOptions())
     chat: ChatPrompt | None = None
     reasoning_format: ReasoningFormat = "none"
-    call_format: ToolCallFormat | None = None
-    tools: OfferedTools | None = None
     warnings: tuple[str, ...] = ()
-
-
-Part: TypeAlias = tuple[PartKind, str] | CallStarted | ArgumentsDelta
-"""A piece of an answer: of its reasoning or content, by kind and text, or of a call of a tool."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One token of an answer, with those before it that no text came of.
-
-    Attributes:
-        choice: which answer.
-        parts: what became final.
-        token_ids: the tokens.
-        logprobs: of each of them; none where they were not asked for.
-        num_said: tokens of the answer up to here.
-        sources: of each of the tokens the drafter it came from, or ``target``; none where they were not asked for.
-    """
-
-    choice: Choice
-    parts: Sequence[Part]
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprob]
-    num_said: int
-    sources: Sequence[str] = ()
-
-    @property
-    def num_listed(self) -> int:
-        """Probabilities that come with the tokens."""
-        return sum(1 + each.num_top for each in self.logprobs)
-
-    @property
-    def text(self) -> str:
-        """All of the text."""
-        return "".join(part[1] for part in self.parts if isinstance(part, tuple))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +66,11 @@ class Progress:
     """How far a prompt is read.
 
     Attributes:
-        choice: whose prompt.
         processed: tokens that are in the cache.
         time_ms: since the request was taken, in milliseconds.
         is_first: whether nothing was read yet.
     """
 
-    choice: Choice
     processed: int
     time_ms: float
     is_first: bool = False
@@ -126,11 +81,9 @@ class Round:
     """A round added tokens; it comes before what they say, and only where rounds were asked for.
 
     Attributes:
-        choice: whose.
         emission: what the round added, with the drafts that were judged in it.
     """
 
-    choice: Choice
     emission: Emission
 
     @property
@@ -142,34 +95,22 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An answer is over.
-
-    Attributes:
-        choice: which answer.
-    """
-
-    choice: Choice
+    """An answer is over."""
 
 
 Event: TypeAlias = TokenEvent | Progress | Round | Ended
 
 
 class Choice:
-    """One answer of a request.
+    """One answer of a request: what its assembler makes of rounds, and its place, its progress and its time.
 
     Attributes:
         number: among all answers of the request.
         prompt: what is answered.
         stream: the answer, as the engine writes it.
+        assembler: makes events of it; of a stream it keeps nothing that was sent.
         slot: number of the place that it has while it runs; -1 before.
-        num_said: tokens said so far.
-        token_ids: said so far; none of a stream, which keeps nothing of what it has sent.
-        logprobs: of the tokens said so far; none of a stream.
         has_new_line: whether a line ended.
-        num_reasoning: tokens of reasoning so far.
-        echoed: the beginning of the message that is continued, where it is asked to stand before the rest.
-        content: said so far beside calls, where tools may be called.
-        calls: of tools, as OpenAI's API has them.
         timed_out: whether it was ended because it took too long.
         stats: counts and times, once it is over.
         finish_reason: why it ended; empty while it runs.
@@ -180,14 +121,15 @@ class Choice:
         self.number = number
         self.prompt = prompt
         self.stream = stream
+        self.assembler = AnswerAssembler(
+            prompt.chat,
+            prompt.reasoning_format,
+            prefix=_find_prefix(prompt, generation),
+            keeps=not (generation.stream or generation.reads_only),
+            with_sources=generation.return_rounds,
+        )
         self.slot = -1
-        self.num_said = 0
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
         self.has_new_line = False
-        self.num_reasoning = 0
-        self.content = ""
-        self.calls: list[dict[str, Any]] = []
         self.timed_out = False
         self.stats: RequestStats | None = None
         self.finish_reason = ""
@@ -196,31 +138,6 @@ class Choice:
         self._began_s = time.monotonic()
         self._first_s: float | None = None
         self._processed: int | None = None
-        self._written: list[str] = []
-        self._num_written = 0
-        self._unsent_ids: list[int] = []
-        self._unsent_logprobs: list[TokenLogprob] = []
-        self._unsent_sources: list[str] = []
-        chat = prompt.chat
-        markers = chat.markers if chat is not None and prompt.reasoning_format != "none" else None
-        self._splitter = (
-            None if chat is None else ReasoningSplitter(markers, begun=chat.begun, continued=chat.continued)
-        )
-        self._parser = None
-        if prompt.call_format is not None and prompt.tools is not None:
-            tools = prompt.tools
-            self._parser = ToolCallParser(
-                prompt.call_format, tools.tools, required=tools.required, several=tools.several
-            )
-        self.echoed: Sequence[tuple[PartKind, str]] = ()
-        if generation.echo and not generation.reads_only and chat is not None and chat.continued:
-            self.echoed = split_beginning(chat.messages[-1], chat.markers, reasoning_apart=markers is not None)
-        self._unsent_echo: Sequence[Part] = self.echoed
-        self._opening: list[Part] = []
-        keeps_markers = prompt.reasoning_format == "none" and chat is not None and chat.begun and not chat.continued
-        if keeps_markers and chat is not None and chat.markers is not None:
-            # What the prompt has of an answer that keeps its markers.
-            self._opening = [("content", chat.markers.start)]
 
     @property
     def num_prompt(self) -> int:
@@ -230,15 +147,11 @@ class Choice:
     @property
     def num_listed(self) -> int:
         """Items of what is written of it at its end: probabilities and biases, and texts by the hundred characters."""
-        listed = sum(1 + each.num_top for each in self.logprobs) + len(self.stream.params.logit_bias)
-        texts = (self.prompt.text, *self.stream.rules.stop)
-        num_characters = sum(map(len, texts)) + self._num_written + len(self.token_ids) * _CHARACTERS_AN_ID
+        answer = self.assembler
+        listed = sum(1 + each.num_top for each in answer.logprobs) + len(self.stream.params.logit_bias)
+        texts = (self.prompt.text, *self.stream.rules.stop, answer.written)
+        num_characters = sum(map(len, texts)) + len(answer.token_ids) * _CHARACTERS_AN_ID
         return listed + num_characters // _CHARACTERS_AN_ITEM
-
-    @property
-    def written(self) -> str:
-        """The text so far as the model wrote it, markers of reasoning included; empty of a stream."""
-        return "".join(self._written)
 
     @property
     def stop_type(self) -> StopType:
@@ -264,27 +177,17 @@ class Choice:
 
     def take(self, emission: Emission | None) -> list[Event]:
         """Return what a round brought."""
-        if emission is None or not self.num_said:
-            events: list[Event] = list(self._progress(emission))
-        else:
-            events = []
+        events: list[Event] = []
+        if emission is None or not self.assembler.num_tokens:
+            events += self._progress(emission)
         if emission is None:
             return events
         if self._generation.return_rounds and emission.token_ids:
-            events.append(Round(self, emission))
-        starts = [0, *emission.segment_ends]
-        for place, token_id in enumerate(emission.token_ids):
-            self._unsent_ids.append(token_id)
-            if emission.logprobs:
-                self._unsent_logprobs.append(emission.logprobs[place])
-            if self._generation.return_rounds:
-                self._unsent_sources.append(emission.sources[place])
-            self.num_said += 1
-            if not self._generation.stream:
-                self.token_ids.append(token_id)
-            events += self._said(emission.segments[starts[place] : starts[place + 1]])
-        if emission.finish_reason is not None:
-            events += self._said(emission.segments[starts[-1] :], last=True)
+            events.append(Round(emission))
+        events += self.assembler.take(emission)
+        for segment in emission.segments:
+            if "\n" in segment.text:
+                self.has_new_line = True
         if self._generation.most_predict_s is not None:
             self._check_time(self._generation.most_predict_s)
         return events
@@ -305,58 +208,6 @@ class Choice:
         self.timed_out = True
         self.stream.cancel_soon()
 
-    def _said(self, segments: Sequence[TextSegment], *, last: bool = False) -> list[Event]:
-        parts, self._opening = self._opening, []
-        if not self._generation.stream:
-            self._written += [segment.text for segment in segments]
-            self._num_written += sum(len(segment.text) for segment in segments)
-        if self._splitter is None:
-            parts += [("content", segment.text) for segment in segments]
-        else:
-            pieces = self._splitter.push(segments)
-            if last:
-                pieces += self._splitter.finish()
-            parts += [(part.kind, part.segment.text) for part in pieces]
-        if self._parser is not None:
-            parts = self._with_calls(parts, self._parser, last=last)
-        if not last:
-            self.num_reasoning += self._splitter is not None and self._splitter.is_inside
-        if not parts and not (last and self._unsent_ids):
-            return []
-        for segment in segments:
-            if "\n" in segment.text:
-                self.has_new_line = True
-        echo, self._unsent_echo = self._unsent_echo, ()
-        token_ids, self._unsent_ids = self._unsent_ids, []
-        logprobs, self._unsent_logprobs = self._unsent_logprobs, []
-        if not self._generation.stream:
-            self.logprobs += logprobs
-        sources, self._unsent_sources = self._unsent_sources, []
-        return [TokenEvent(self, [*echo, *parts], token_ids, logprobs, self.num_said, sources)]
-
-    def _with_calls(self, parts: Sequence[Part], parser: ToolCallParser, *, last: bool) -> list[Part]:
-        """Return parts with the calls in their content read out."""
-        found: list[Part] = []
-        for part in parts:
-            if isinstance(part, tuple) and part[0] == "content":
-                found += self._read(parser.push(part[1]))
-            else:
-                found.append(part)
-        return [*found, *self._read(parser.finish())] if last else found
-
-    def _read(self, deltas: Sequence[AnswerDelta]) -> Iterator[Part]:
-        for delta in deltas:
-            if isinstance(delta, ContentDelta):
-                self.content += delta.text
-                yield "content", delta.text
-                continue
-            if isinstance(delta, CallStarted):
-                function = {"name": delta.name, "arguments": ""}
-                self.calls.append({"id": delta.call_id, "type": "function", "function": function})
-            else:
-                self.calls[delta.index]["function"]["arguments"] += delta.text
-            yield delta
-
     def _progress(self, emission: Emission | None) -> list[Progress]:
         """Return how far the prompt is read, where somebody wants to know; first of all what needs no reading."""
         request = self.stream.request
@@ -366,12 +217,12 @@ class Choice:
         time_ms = (time.monotonic() - self._began_s) * 1e3
         if self._processed is None:
             self._processed = request.stats.cached_tokens
-            found.append(Progress(self, self._processed, 0.0, is_first=True))
+            found.append(Progress(self._processed, 0.0, is_first=True))
         # The engine may be ahead of what is told here.
         read = self.num_prompt if emission is not None else min(request.cached, self.num_prompt)
         if read > self._processed:
             self._processed = read
-            found.append(Progress(self, read, time_ms))
+            found.append(Progress(read, time_ms))
         return found
 
     def _check_time(self, most_s: float) -> None:
@@ -380,6 +231,15 @@ class Choice:
             self._first_s = now_s
         elif now_s - self._first_s > most_s and self.has_new_line:
             self.stop()
+
+
+def _find_prefix(prompt: PreparedPrompt, generation: GenerationRequest) -> list[AnswerPart]:
+    """Return the beginning of the message that is continued, where it is asked to stand before the rest."""
+    chat = prompt.chat
+    if not generation.echo or generation.reads_only or chat is None or not chat.continued:
+        return []
+    is_apart = prompt.reasoning_format != "none" and chat.markers is not None
+    return split_beginning(chat.messages[-1], chat.markers, reasoning_apart=is_apart)
 
 
 class Answer:
@@ -448,7 +308,7 @@ class Answer:
             self.cancel()
             raise
 
-    async def rounds(self, every: int = 1) -> AsyncIterator[list[Event]]:
+    async def rounds(self, every: int = 1) -> AsyncIterator[tuple[Choice, list[Event]]]:
         """Iterate over what rounds of the engine bring to any of the choices, and over the ends of choices.
 
         Leaving the iteration early ends all of them.
@@ -462,11 +322,11 @@ class Answer:
         try:
             if len(self.choices) == 1:
                 async for events in self._rounds_of(self.choices[0], every):
-                    yield events
+                    yield self.choices[0], events
             else:
                 async with contextlib.aclosing(self._all_rounds(every)) as rounds:
-                    async for events in rounds:
-                        yield events
+                    async for round_ in rounds:
+                        yield round_
         finally:
             self.cancel()
 
@@ -489,16 +349,16 @@ class Answer:
                 yield events
         generation = await choice.stream.so_far()
         choice.end(str(generation.finish_reason), generation.stats)
-        yield [Ended(choice)]
+        yield [Ended()]
 
-    async def _all_rounds(self, every: int) -> AsyncGenerator[list[Event], None]:
+    async def _all_rounds(self, every: int) -> AsyncGenerator[tuple[Choice, list[Event]], None]:
         """Iterate over rounds of all choices, in the order in which they come."""
-        queue: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[Choice, list[Event]] | BaseException | None] = asyncio.Queue()
 
         async def follow(choice: Choice) -> None:
             try:
                 async for events in self._rounds_of(choice, every):
-                    queue.put_nowait(events)
+                    queue.put_nowait((choice, events))
             except Exception as error:
                 queue.put_nowait(error)
             else:
@@ -508,13 +368,13 @@ class Answer:
         try:
             left = len(tasks)
             while left:
-                events = await queue.get()
-                if isinstance(events, BaseException):
-                    raise events
-                if events is None:
+                found = await queue.get()
+                if isinstance(found, BaseException):
+                    raise found
+                if found is None:
                     left -= 1
                 else:
-                    yield events
+                    yield found
         finally:
             for task in tasks:
                 task.cancel()

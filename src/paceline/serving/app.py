@@ -41,6 +41,7 @@ from paceline.serving.errors import (
 from paceline.serving.event_stream import cancel_on_disconnect
 from paceline.serving.fields import check_known, unknown_within
 from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warn_of_unknown_fields
+from paceline.serving.json_output import to_json
 from paceline.serving.middleware import with_security
 from paceline.serving.page import page_handlers
 from paceline.serving.prompts import (
@@ -57,7 +58,6 @@ from paceline.serving.prompts import (
     tokens_to_text,
 )
 from paceline.serving.props import list_models, server_props
-from paceline.serving.response_formats import to_json
 from paceline.serving.schema import (
     ERROR_RESPONSES,
     ChatBody,

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from paceline.chat.call_reader import preserve_call_marks
 from paceline.chat.params import ChatParams
-from paceline.chat.prompts import ChatPrompt
+from paceline.chat.prompts import ChatPrompt, expect_calls
 from paceline.chat.template import ChatTemplate
-from paceline.chat.tool_calls.response_parser import load_template
+from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.constraints import JsonSchema
 from paceline.constraints.unsupported_keywords import list_places
 from paceline.core.constraint import Constraint
@@ -97,7 +96,12 @@ async def prepare_chat(
         if type(error) is not InputError:
             raise
         raise FieldError(names.get(error.field or "", error.field or "messages"), str(error)) from None
-    prompt = PreparedPrompt(
+    call_format = choose_call_format(offered, served.call_format)
+    if call_format is not None and offered is not None:
+        calls = ExpectedCalls(call_format, offered.tools, required=offered.required, several=offered.several)
+        # The library that reads calls takes a second to import.
+        chat = await share.offload(Kind.UPKEEP, lambda: expect_calls(chat, calls, served.model.target.vocabulary))
+    return PreparedPrompt(
         chat.token_ids,
         chat.text,
         options=chat.options,
@@ -105,13 +109,6 @@ async def prepare_chat(
         reasoning_format=params.reasoning_format,
         warnings=warnings,
     )
-    call_format = choose_call_format(offered, served.call_format)
-    if call_format is None or offered is None:
-        return prompt
-    # The library that reads calls takes a second to import.
-    await share.offload(Kind.UPKEEP, lambda: load_template(call_format.template, call_format.name))
-    options = preserve_call_marks(chat.options, call_format, served.model.target.vocabulary)
-    return replace(prompt, options=options, call_format=call_format, tools=offered)
 
 
 def _write_chat(

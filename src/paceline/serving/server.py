@@ -14,24 +14,21 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.chat.assembler import TokenEvent
 from paceline.core.errors import QueueFullError
 from paceline.server_options import ServerOptions
-from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round, TokenEvent
+from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round
 from paceline.serving.errors import FieldError, RefusedError, in_names_of, status_and_body
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
 from paceline.serving.generation_request import Api, GenerationRequest
+from paceline.serving.json_output import as_events, json_pieces, to_json
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.props import short_generation_settings
-from paceline.serving.response_formats import (
-    ChatFormatter,
-    CompletionFormatter,
-    NativeFormatter,
-    ResponseFormatter,
-    as_events,
-    json_pieces,
-    to_json,
-)
+from paceline.serving.response_formats.base import ResponseFormatter
+from paceline.serving.response_formats.chat import ChatFormatter
+from paceline.serving.response_formats.completions import CompletionFormatter
+from paceline.serving.response_formats.native import NativeFormatter
 from paceline.serving.security import get_namespace
 from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Shares, Work
 
@@ -44,7 +41,7 @@ _PIECE_BYTES: Final = 1 << 16
 _ROOM: Final = 4
 """Requests of the most log-probabilities that there is room for at a time."""
 
-_FORMATTERS: dict[Api, Callable[[Answer], ResponseFormatter]] = {
+_FORMATTERS: Final[dict[Api, Callable[[Answer], ResponseFormatter]]] = {
     "native": NativeFormatter,
     "completions": CompletionFormatter,
     "chat": ChatFormatter,
@@ -203,22 +200,22 @@ class Server:
     async def _followed(self, answer: Answer) -> None:
         # A time limit of the answer is looked at round by round.
         every = _WHOLE_ROUNDS if answer.request.most_predict_s is None else 1
-        async for events in answer.rounds(every):
-            self._note(answer, events)
+        async for choice, events in answer.rounds(every):
+            self._note(answer, choice, events)
 
     async def _stream(self, answer: Answer, formatter: ResponseFormatter, share: Share) -> AsyncGenerator[bytes, None]:
         try:
-            async for events in answer.rounds():
-                self._note(answer, events)
+            async for choice, events in answer.rounds():
+                self._note(answer, choice, events)
                 _check_whole(answer)
                 listed = 0
                 for event in events:
                     if not isinstance(event, TokenEvent) or event.logprobs:
-                        listed += _num_listed(event)
+                        listed += _num_listed(choice, event)
                 if listed <= MAX_AT_ONCE:
-                    written = formatter.written(events)
+                    written = formatter.written(choice, events)
                 else:
-                    write = functools.partial(formatter.written, events, in_pieces=True)
+                    write = functools.partial(formatter.written, choice, events, in_pieces=True)
                     written = await share.offload(Kind.WRITING, write)
                 if written:
                     yield written
@@ -227,13 +224,12 @@ class Server:
         except Exception as error:
             yield as_events([status_and_body(error)[1]])
 
-    def _note(self, answer: Answer, events: Sequence[Event]) -> None:
-        """Count what came, and give those that started their places."""
-        for event in events:
-            if event.choice.slot < 0:
-                self._get_board(answer.served).started(answer, event.choice)
-            if isinstance(event, Ended):
-                self._count(answer, event.choice)
+    def _note(self, answer: Answer, choice: Choice, events: Sequence[Event]) -> None:
+        """Count what came to a choice, and give it a place if it has just started."""
+        if choice.slot < 0:
+            self._get_board(answer.served).started(answer, choice)
+        if isinstance(events[-1], Ended):
+            self._count(answer, choice)
 
     def _count(self, answer: Answer, choice: Choice) -> None:
         """Count a choice that is over; the last one takes the answer off the board.
@@ -277,10 +273,10 @@ class Server:
             self._get_board(answer.served).remove(answer)
 
 
-def _num_listed(event: Event) -> int:
+def _num_listed(choice: Choice, event: Event) -> int:
     """Return how many items are written of an event."""
     if isinstance(event, Ended):
-        return event.choice.num_listed
+        return choice.num_listed
     return event.num_listed if isinstance(event, TokenEvent | Round) else 0
 
 
@@ -370,7 +366,7 @@ class SlotBoard:
         task, answer, choice = latest
         request = choice.stream.request
         # What is not streamed is looked at by several rounds at once, and the engine is ahead.
-        said = choice.num_said if request is None else request.num_output
+        said = choice.assembler.num_tokens if request is None else request.num_output
         rules = choice.stream.rules
         left = -1 if not busy else max(rules.max_tokens - said, 0)
         return {

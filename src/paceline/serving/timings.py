@@ -141,7 +141,7 @@ def usage_of(choices: Sequence[Choice], *, reads_only: bool) -> dict[str, Any]:
         choices: all answers of a request, each of them over.
         reads_only: whether nothing was to be generated.
     """
-    completion = 0 if reads_only else sum(choice.num_said for choice in choices)
+    completion = 0 if reads_only else sum(choice.assembler.num_tokens for choice in choices)
     firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
     prompt = sum(choice.num_prompt for choice in firsts)
     return {
@@ -149,5 +149,5 @@ def usage_of(choices: Sequence[Choice], *, reads_only: bool) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "total_tokens": completion + prompt,
         "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(choice.num_reasoning for choice in choices)},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.assembler.num_reasoning for choice in choices)},
     }

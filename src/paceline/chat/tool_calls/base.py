@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from paceline.core.text import TextSegment
 
 ArgumentStyle: TypeAlias = Literal["json", "parameters", "named", "typed", "key-values", "gemma", "python"]
 """How arguments are written.
@@ -37,30 +39,48 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call of a tool.
+    """A call of a tool in a streamed answer; its arguments come next.
 
     Attributes:
+        kind: ``"call"``.
         index: of the call in the answer, from 0.
         call_id: what the tool's result will name.
         name: of the function.
+        source: where the token that completed it came from.
     """
 
+    kind: ClassVar[Literal["call"]] = "call"
     index: int
     call_id: str
     name: str
+    source: str = ""
+
+    @property
+    def segment(self) -> TextSegment:
+        """No text: a loop over all parts of an answer may ask each for its own."""
+        return TextSegment("", self.source)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of a call's arguments.
+    """More of a call's arguments in a streamed answer.
 
     Attributes:
+        kind: ``"arguments"``.
         index: of the call in the answer, from 0.
         text: a piece of a JSON object's text.
+        source: where the token that completed it came from.
     """
 
+    kind: ClassVar[Literal["arguments"]] = "arguments"
     index: int
     text: str
+    source: str = ""
+
+    @property
+    def segment(self) -> TextSegment:
+        """The text with its source, as in :class:`~paceline.AnswerPart`."""
+        return TextSegment(self.text, self.source)
 
 
 AnswerDelta: TypeAlias = ContentDelta | CallStarted | ArgumentsDelta
@@ -130,3 +150,20 @@ class ToolCallFormat:
     bare: bool = False
     id_length: int = 0
     written: WrittenCalls | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCalls:
+    """The calls that an answer may have, to be read out of its text.
+
+    Attributes:
+        call_format: how the model writes them.
+        tools: that may be called, in the form of OpenAI's API.
+        required: whether the answer has to be calls.
+        several: whether there may be several.
+    """
+
+    call_format: ToolCallFormat
+    tools: Sequence[Mapping[str, Any]]
+    required: bool = False
+    several: bool = True

@@ -31,7 +31,7 @@ from paceline.chat.tool_calls.base import (
     ToolCallFormat,
 )
 from paceline.chat.tool_calls.parameter_schema import ParameterSchema
-from paceline.chat.tool_calls.response_parser import load_template, new_reader
+from paceline.chat.tool_calls.transformers_parser import load_template, new_reader
 from paceline.chat.tool_calls.values import JsonValue, make_calls_readable, parse_value, quote_keys, restore_names
 from paceline.core.errors import ConstraintError
 

@@ -1,0 +1,1 @@
+"""What answers look like in the terms of each API: whole, and chunk by chunk."""

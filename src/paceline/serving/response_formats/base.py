@@ -1,0 +1,192 @@
+"""What all formats have in common: they make chunks of events, and write those that differ in a text alone quickly."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from json.encoder import encode_basestring
+from typing import Any, Final
+
+from paceline.chat.assembler import TokenEvent
+from paceline.chat.reasoning import AnswerPart, PartKind
+from paceline.core.logprobs import TokenLogprob
+from paceline.core.stats import RequestStats
+from paceline.core.text import TextSegment
+from paceline.core.vocabulary import Vocabulary
+from paceline.serving.answering import Answer, Choice, Event, Progress
+from paceline.serving.json_output import PLACE, Listed, as_events
+from paceline.serving.timings import metrics_of, speculation_of, timings_of
+
+LOWEST: Final = -3.4028234663852886e38
+"""Number that stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
+
+
+class ResponseFormatter(ABC):
+    """Writes one answer in the terms of one API.
+
+    Attributes:
+        ends_with_done: whether a stream's last line is ``[DONE]``.
+        answer: what is written.
+        request: the request that is answered.
+        vocabulary: spells tokens.
+    """
+
+    ends_with_done = False
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.request = answer.request
+        self.vocabulary = answer.served.model.target.vocabulary
+        self._begun: set[int] = set()
+        # By choice and kind of text.
+        self._frames: dict[tuple[int, PartKind], list[bytes] | None] = {}
+        request = answer.request
+        self._are_alike = not (request.reads_only or request.timings_per_token or request.verbose)
+
+    @abstractmethod
+    def whole(self) -> Any:
+        """Return a finished answer."""
+
+    @abstractmethod
+    def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
+        """Return what a stream says of an event."""
+
+    def written(self, choice: Choice, events: Sequence[Event], *, in_pieces: bool = False) -> bytes:
+        """Return :meth:`chunks` as server-sent events, to be sent at once.
+
+        Nearly all chunks differ in the text of a token alone, or in its number too. What stands around these is written
+        once.
+
+        Args:
+            choice: which answer.
+            events: what a round brought to it.
+            in_pieces: let other threads run while they are written.
+        """
+        found = []
+        for event in events:
+            framed = self._framed(choice, event) if isinstance(event, TokenEvent) else None
+            found.append(as_events(self.chunks(choice, event), in_pieces=in_pieces) if framed is None else framed)
+        return b"".join(found)
+
+    def _framed(self, choice: Choice, event: TokenEvent) -> bytes | None:
+        """Return what :meth:`chunks` comes to of a token, or ``None`` where that may differ in something else."""
+        if choice.number not in self._begun:
+            # Something may come before the first.
+            self._begun.add(choice.number)
+            return None
+        texts = self._texts(event) if self._are_alike and not (event.logprobs or event.sources) else None
+        if texts is None:
+            return None
+        found: list[bytes] = []
+        try:
+            for kind, text in texts:
+                frame = self._frame(choice, kind)
+                if frame is None:
+                    return None
+                found += (frame[0], encode_basestring(text).encode(), frame[1])
+                if len(frame) > 2:
+                    token_ids = ",".join(map(str, event.token_ids))
+                    found += (token_ids.encode(), frame[2], b"%d" % event.num_tokens, frame[3])
+        except UnicodeEncodeError:
+            # All of that chunk is escaped.
+            return None
+        return b"".join(found)
+
+    def _texts(self, event: TokenEvent) -> list[tuple[PartKind, str]] | None:
+        """Return the texts that become a chunk each; ``None`` where chunks have anything else."""
+        return [("content", event.text)]
+
+    def _frame(self, choice: Choice, kind: PartKind) -> list[bytes] | None:
+        """Return what a chunk has around its text, and around ids and number of its tokens where it has them."""
+        key = choice.number, kind
+        if key not in self._frames:
+            place: Any = PLACE
+            event = TokenEvent([AnswerPart(kind, TextSegment(place, ""))], [place], (), place)
+            chunk = as_events(self.chunks(choice, event))
+            # In a name that UTF-8 cannot write: all is escaped then.
+            is_escaped = b"\\ud" in chunk
+            self._frames[key] = None if is_escaped else chunk.split(f'"{PLACE}"'.encode())
+        return self._frames[key]
+
+    def running_timings(self, choice: Choice, event: Event | None = None) -> dict[str, Any]:
+        """Return the times of an answer so far.
+
+        Args:
+            choice: the answer.
+            event: that the times go with. The first of a prompt comes before anything of it is read, however far the
+                engine is when that is told.
+        """
+        request = choice.stream.request
+        assert request is not None
+        if isinstance(event, Progress) and event.is_first:
+            return timings_of(RequestStats(cached_tokens=request.stats.cached_tokens))
+        return timings_of(request.stats)
+
+    def times(self, choice: Choice) -> dict[str, Any]:
+        """Return what an answer took, and what speculation gave."""
+        stats = choice.stats
+        assert stats is not None
+        timings = timings_of(stats)
+        if self.request.reads_only:
+            timings["predicted_n"] = 0
+        return {
+            "timings": timings,
+            "speculative": speculation_of(stats, choice.stream.speculation, self.answer.served.policy),
+            "metrics": metrics_of(stats),
+        }
+
+    def beside(self, choice: Choice) -> dict[str, Any]:
+        """Return what stands beside the answer in its last or only part."""
+        found = self.times(choice)
+        if self.request.warnings:
+            found["warnings"] = list(self.request.warnings)
+        return found
+
+    def probabilities(self, logprobs: Sequence[TokenLogprob]) -> Listed:
+        """Return how likely tokens were."""
+        write = functools.partial(
+            list_probabilities, vocabulary=self.vocabulary, post_sampling=self.request.post_sampling
+        )
+        return Listed(logprobs, write, 1 + (self.request.num_logprobs or 0))
+
+    def progress(self, choice: Choice, event: Progress) -> dict[str, Any]:
+        """Return how far a prompt is read."""
+        return {
+            "total": choice.num_prompt,
+            "cache": choice.cached,
+            "processed": event.processed,
+            "time_ms": int(event.time_ms),
+        }
+
+
+def list_probabilities(
+    logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary, *, post_sampling: bool
+) -> list[dict[str, Any]]:
+    """Return how likely tokens were, as OpenAI's chats and llama-server have it.
+
+    Args:
+        logprobs: of tokens.
+        vocabulary: spells them.
+        post_sampling: say probabilities of what was sampled from, in place of logarithms.
+    """
+    found = []
+    for each in logprobs:
+        entry = _probability(each.token_id, each.logprob, vocabulary, post_sampling=post_sampling)
+        entry["top_probs" if post_sampling else "top_logprobs"] = [
+            _probability(token_id, logprob, vocabulary, post_sampling=post_sampling) for token_id, logprob in each.top
+        ]
+        found.append(entry)
+    return found
+
+
+def _probability(token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool) -> dict[str, Any]:
+    spelling = vocabulary.token_bytes(token_id)
+    value = math.exp(logprob) if post_sampling else max(logprob, LOWEST)
+    return {
+        "id": token_id,
+        "token": spelling.decode("utf-8", "replace"),
+        "bytes": list(spelling),
+        "prob" if post_sampling else "logprob": value,
+    }

@@ -1,0 +1,118 @@
+"""What OpenAI's completions and chat completions have in common: what all parts have, ends, and counts."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from typing import Any
+
+from paceline.chat.assembler import TokenEvent
+from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Round
+from paceline.serving.model_host import BUILD
+from paceline.serving.response_formats.base import ResponseFormatter
+from paceline.serving.response_formats.native import NativeFormatter
+from paceline.serving.timings import round_of, usage_of
+
+
+class OpenAiFormatter(ResponseFormatter):
+    """An API of OpenAI's whose answers are ``choices``.
+
+    Attributes:
+        whole_object: what a whole answer says that it is.
+        chunk_object: what a chunk says that it is.
+    """
+
+    ends_with_done = True
+    whole_object = ""
+    chunk_object = ""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer)
+        self._opened: set[int] = set()
+        self._num_ended = 0
+
+    @abstractmethod
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """Return one finished answer."""
+
+    @abstractmethod
+    def nothing(self, choice: Choice) -> dict[str, Any]:
+        """Return what ``choices`` of a chunk has where nothing was said."""
+
+    def waiting(self, choice: Choice) -> dict[str, Any]:
+        """Return what ``choices`` of a chunk has while the prompt is read."""
+        return self.nothing(choice)
+
+    @abstractmethod
+    def token_chunks(self, choice: Choice, event: TokenEvent) -> list[dict[str, Any]]:
+        """Return what a stream says of a token."""
+
+    @abstractmethod
+    def end_fields(self, choice: Choice) -> dict[str, Any]:
+        """Return what stands beside ``choices`` in the chunk that says why an answer ended."""
+
+    @functools.cached_property
+    def native(self) -> NativeFormatter:
+        """Writes the same answer as llama-server does, for those who want all that is known."""
+        return NativeFormatter(self.answer)
+
+    def head(self, *, in_stream: bool) -> dict[str, Any]:
+        """Return what every part of the answer has."""
+        return {
+            "id": self.answer.id,
+            "object": self.chunk_object if in_stream else self.whole_object,
+            "created": self.answer.created,
+            "model": self.answer.served.id,
+            "system_fingerprint": BUILD,
+        }
+
+    def chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk with these ``choices``."""
+        return {**self.head(in_stream=True), "choices": list(choices)}
+
+    def finish_reason(self, choice: Choice) -> str:
+        """Return why an answer ended, in OpenAI's words."""
+        if choice.stop_type not in ("eos", "word"):
+            return "length"
+        return "tool_calls" if choice.assembler.num_calls else "stop"
+
+    def usage(self) -> dict[str, Any]:
+        """Return the counts of tokens of all answers."""
+        return usage_of(self.answer.choices, reads_only=self.request.reads_only)
+
+    def whole(self) -> Any:
+        """Return the answer."""
+        choices = [self.choice(choice) for choice in self.answer.choices]
+        if len(choices) > 1:
+            # Each has its own times; beside the list stand those of the first.
+            for found, choice in zip(choices, self.answer.choices, strict=True):
+                found |= self.times(choice)
+        found = {
+            **self.head(in_stream=False),
+            "choices": choices,
+            "usage": self.usage(),
+            **self.beside(self.answer.choices[0]),
+        }
+        if self.request.verbose:
+            found["__verbose"] = self.native.finished(self.answer.choices[0])
+        return found
+
+    def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
+        """Return what a stream says of an event."""
+        if isinstance(event, Ended):
+            return self._end(choice)
+        if isinstance(event, Progress):
+            return [{**self.chunk(self.waiting(choice)), "prompt_progress": self.progress(choice, event)}]
+        if self.request.reads_only:
+            return []
+        if isinstance(event, Round):
+            return [{**self.chunk(self.nothing(choice)), "round": round_of(event.emission, self.vocabulary)}]
+        return self.token_chunks(choice, event)
+
+    def _end(self, choice: Choice) -> list[dict[str, Any]]:
+        ended = {**self.nothing(choice), "finish_reason": self.finish_reason(choice)}
+        found = [{**self.chunk(ended), **self.end_fields(choice)}]
+        self._num_ended += 1
+        if self._num_ended == len(self.answer.choices) and self.request.include_usage:
+            found.append({**self.chunk(), "usage": self.usage(), **self.beside(choice)})
+        return found
