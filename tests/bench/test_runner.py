@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.bench.forecast import QUICK_WORKLOADS, fit_settings
 from paceline.bench.page import render
-from paceline.bench.plan import QUICK_WORKLOADS, fit_settings
 from paceline.bench.prompt_keeper import PromptKeeper
 from paceline.bench.results import BenchResult, VariantResult
 from paceline.bench.runner import Runner

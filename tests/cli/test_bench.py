@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.plan import QUICK_WORKLOADS
+from paceline.bench.forecast import QUICK_WORKLOADS
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
 from paceline.models.embedded import embedded_target

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from paceline.bench.plan import Forecast, needed_limit_s
+from paceline.bench.forecast import Forecast, needed_limit_s
 from paceline.bench.repetition import is_repetitive
 from paceline.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
 from paceline.bench.sessions import Answer, Contestant, Engines, Session

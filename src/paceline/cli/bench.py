@@ -14,9 +14,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.atomic_output import atomic_file
+from paceline.bench.forecast import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
 from paceline.bench.llama_server import LlamaServers, check_llama_server
 from paceline.bench.page import render
-from paceline.bench.plan import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
 from paceline.bench.results import BenchResult
 from paceline.bench.runner import Runner
 from paceline.bench.sessions import Engines, wall_engines

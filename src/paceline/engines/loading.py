@@ -15,7 +15,7 @@ from typing import Final
 from paceline.core.errors import ContextLengthError, InputError, ModelWarning
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import Engine
-from paceline.engines.context import choose_context_length
+from paceline.engines.context_length import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.options import ENGINE_NAMES, ModelOptions, engine_for
 from paceline.models.description import describe

@@ -18,7 +18,7 @@ from paceline.core.errors import CapabilityError, ClosedError, InputError, NoRoo
 from paceline.core.noise import uniform_from_words
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
-from paceline.engines.pending import PendingTree, check_step
+from paceline.engines.pending_tree import PendingTree, check_step
 from paceline.vocabularies.length import TokenReach
 
 LogitFunction: TypeAlias = Callable[[Sequence[int]], Float64Array]

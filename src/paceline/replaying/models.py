@@ -23,7 +23,7 @@ from paceline.core.tree import DraftTree
 from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
-from paceline.engines.pending import PendingTree
+from paceline.engines.pending_tree import PendingTree
 
 _NO_LIMIT = 1 << 30
 _NO_ROW = np.empty(0, dtype=np.float32)

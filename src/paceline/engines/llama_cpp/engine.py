@@ -43,7 +43,6 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
-from paceline.engines.forks import native_threads
 from paceline.engines.llama_cpp.loading import CacheType, LoadedModel, loaded_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import native_calls
@@ -51,7 +50,8 @@ from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
 from paceline.engines.options import ModelOptions
-from paceline.engines.pending import PendingTree, check_step
+from paceline.engines.pending_tree import PendingTree, check_step
+from paceline.engines.process_forks import native_threads
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
 from paceline.sizes import format_bytes, format_memory

@@ -19,7 +19,7 @@ import llama_cpp.llama_cpp as api
 
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
-from paceline.engines.context import choose_context_length
+from paceline.engines.context_length import choose_context_length
 from paceline.engines.huge_pages import MIN_BYTES, HugePages, gives_huge_pages
 from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native

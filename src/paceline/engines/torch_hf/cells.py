@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from paceline.core.arrays import BoolArray, Int64Array
 from paceline.core.errors import NoRoomError
-from paceline.engines.pending import PendingTree
+from paceline.engines.pending_tree import PendingTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

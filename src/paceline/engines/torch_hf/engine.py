@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelFileError
 from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
-from paceline.engines.context import choose_context_length
-from paceline.engines.forks import native_threads
+from paceline.engines.context_length import choose_context_length
 from paceline.engines.limits import check_range
 from paceline.engines.options import ModelOptions
-from paceline.engines.pending import check_step
+from paceline.engines.pending_tree import check_step
+from paceline.engines.process_forks import native_threads
 from paceline.engines.threads import SpareCores, cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.loading import (

@@ -11,7 +11,7 @@ import pytest
 from tests.timing import WAIT_S
 
 from paceline.core.errors import CapabilityError
-from paceline.engines.forks import NativeThreads
+from paceline.engines.process_forks import NativeThreads
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 

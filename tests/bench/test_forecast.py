@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.plan import QUICK_WORKLOADS, Forecast, explain_left_out, fit_settings
+from paceline.bench.forecast import QUICK_WORKLOADS, Forecast, explain_left_out, fit_settings
 from paceline.bench.settings import BenchSettings
 from paceline.bench.variants import SERVER_DRAFT_VARIANTS, SERVER_NGRAM_VARIANTS
 from paceline.bench.workloads import WORKLOAD_NAMES, WORKLOADS

@@ -11,7 +11,7 @@ import pytest
 import paceline
 from paceline.core.errors import ContextLengthError
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engines.context import DEFAULT_CONTEXT_LENGTH, choose_context_length
+from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH, choose_context_length
 from paceline.engines.loading import open_engine
 from paceline.engines.options import ENGINE_NAMES, EngineName, ModelOptions
 from paceline.models.description import describe
