@@ -22,7 +22,7 @@ from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from paceline.runtime.writing import rollback_text
+from paceline.runtime.scheduler import rollback_text
 from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode
 
 GREEDY = SamplingParams(0.0)

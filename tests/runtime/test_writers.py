@@ -24,8 +24,8 @@ DOUBLES = ("tests/helpers.py",)
 """Requests outside any loop, for testing what only reads them."""
 
 MUTATORS = {
-    "add", "append", "clear", "extend", "flush", "insert", "pop", "push", "push_control", "remove", "reverse", "sort",
-    "subtract", "update",
+    "add", "append", "clear", "extend", "flush", "insert", "pop", "push", "push_control", "push_token", "remove",
+    "reverse", "sort", "subtract", "update",
 }  # fmt: skip
 
 Chain = tuple[str, ...]
@@ -142,7 +142,7 @@ def test_nobody_but_the_loop_writes_a_request() -> None:
 
 
 def test_the_loop_itself_is_caught() -> None:
-    for name in ("src/paceline/runtime/scheduler.py", "src/paceline/runtime/writing.py"):
+    for name in ("src/paceline/runtime/scheduler.py", "src/paceline/runtime/postprocess.py"):
         assert len(writes_in((ROOT / name).read_text(encoding="utf-8"))) >= 5
 
 

@@ -1,4 +1,4 @@
-"""Objects of a JSON schema that say nothing of further properties: they have none.
+"""Closes the objects of a JSON schema that say nothing of further properties.
 
 The standard allows any others, which no program that wrote the schema expects, and which models invent until the answer
 is cut off. llama.cpp closes such objects too. What a schema says of further properties itself stays as it is, and an

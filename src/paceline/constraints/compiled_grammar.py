@@ -1,4 +1,4 @@
-"""A place in a grammar, as llguidance keeps it.
+"""A compiled grammar, and the state in it at which an answer is.
 
 States of one grammar share its automata within llguidance, which grow as they are used. Where one answer takes too
 much of them, the states of all others fail too. These go on with new automata: a state knows the tokens that led to it.

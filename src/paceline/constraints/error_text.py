@@ -1,4 +1,4 @@
-"""What llguidance says of a grammar, in a line for users."""
+"""Turns llguidance's errors into one line for users."""
 
 from __future__ import annotations
 

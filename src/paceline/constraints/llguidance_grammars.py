@@ -1,4 +1,4 @@
-"""Sources as the grammars that llguidance reads."""
+"""Writes sources as grammars that llguidance reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llguidance, where it is installed."""
+"""Imports llguidance, an optional package, when it is first needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llguidance says of a JSON schema, with its place in the schema and what to do."""
+"""llguidance's errors about a JSON schema: their place in the schema, and what to do."""
 
 from __future__ import annotations
 

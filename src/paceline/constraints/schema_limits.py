@@ -1,4 +1,4 @@
-"""What of a JSON schema is looked at before llguidance compiles it.
+"""Bounds what a JSON schema may cost, before llguidance compiles it.
 
 llguidance bounds most of what a schema may cost by itself. What is bounded here was measured to take it minutes, or
 to take more stack than there is, which ends the process.

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance reads it."""
+"""Hands a model's vocabulary to llguidance."""
 
 from __future__ import annotations
 

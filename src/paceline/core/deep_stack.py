@@ -1,4 +1,4 @@
-"""Work that may take much stack: in a thread of its own."""
+"""Runs work that may take much stack in a thread with a large one."""
 
 from __future__ import annotations
 

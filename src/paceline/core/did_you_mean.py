@@ -1,4 +1,4 @@
-"""What somebody meant who wrote a name that there is not."""
+"""Suggests the known name nearest to one that does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes with paceline only where it is asked for."""
+"""The error of an optional package that is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing histories: whoever keeps a state of the latest one goes on from where another parts with it."""
+"""How far one history agrees with another: state that is kept along the latest is good up to there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as callers have them, made Python's own: numpy's and torch's are taken, texts and truth values are not."""
+"""Checks callers' numbers and makes them Python's own: numpy's and torch's are taken, texts and booleans are not."""
 
 from __future__ import annotations
 

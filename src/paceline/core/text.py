@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+
+from paceline.core.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,27 @@ class TextStream:
     text without control tokens is not found around one: the model did not write it.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), preserved_ids: Collection[int] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
+        self._preserved_ids = preserved_ids
         self._withheld: list[_Piece] = []
         self._last_source = ""
         self.stopped = False
         """Whether a stop text has come up; nothing is added after."""
         self.stop_text = ""
         """The stop text that has come up; of several that begin at one place, the first that was given."""
+
+    def push_token(self, token_id: int, source: str, vocabulary: Vocabulary) -> list[TextSegment]:
+        """Add a token and return the text that became final; a preserved control token is text."""
+        token_bytes = vocabulary.token_bytes(token_id)
+        if not token_bytes and token_id in self._preserved_ids:
+            token_bytes = vocabulary.token_spelling(token_id) or b""
+        segments = self.push(token_bytes, source)
+        if self._stop and not token_bytes:
+            # A stop text may name a control token, which adds no bytes.
+            segments += self.push_control(vocabulary.token_spelling(token_id) or b"", source)
+        return segments
 
     def push(self, token_bytes: bytes, source: str) -> list[TextSegment]:
         """Add a token's bytes and return the text that became final."""

@@ -1,4 +1,4 @@
-"""Asking an engine's thread for something from an event loop, which goes on meanwhile."""
+"""Calls functions on an engine's thread from an event loop, which goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ async def call_on(worker: Worker, function: Callable[[], _T]) -> _T:
     """Run a function on an engine's thread, between rounds, and return what it returns or raise what it raises.
 
     Functions run in the order in which they were asked for. One whose caller was cancelled before its turn is not run.
-
-    Raises:
-        ClosedError: the worker has ended.
-        BusyError: this is the engine's thread.
-        CapabilityError: this process was forked from the worker's.
+    Raises what :meth:`Worker.call <paceline.runtime.worker.Worker.call>` does.
     """
     worker.check()
     call = _Call(function)
@@ -30,7 +26,7 @@ async def call_on(worker: Worker, function: Callable[[], _T]) -> _T:
 
 
 class _Call:
-    """What lies in the inbox, and the future of an event loop for what comes of it."""
+    """A note, and the future of an event loop for what comes of it."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Builds one pass: the trees of decoding requests first, then as much of prompts as fits, and as the budget allows."""
+"""Builds the rows of one pass: the trees of decoding requests first, then as much of prompts as the budget allows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ class BatchPart:
     """One request's part in one pass.
 
     Attributes:
-        request: the request.
-        step: rows of the request in the pass.
-        tree: what it had drafted; of a prompt only its last token.
-        num_rows: how many nodes of the tree are in the pass.
+        tree: what was drafted; of a prompt only its last token.
+        num_rows: nodes of the tree that are in the pass.
         decodes: whether the rows are those of a tree; else they are read.
         emits: whether a token follows.
     """
@@ -46,7 +44,6 @@ class BatchBuilder:
 
         Args:
             drafts: of the requests that decode; the last nodes of their trees stay out where room is short.
-            prefilling: requests with tokens that are not in the cache yet, but for the last one.
             sparing: take one row for each request that decodes, and nothing is read, unless nothing else is to do.
         """
         rows = self._budget.tree_rows([len(tree) for tree in drafts.trees], reads=bool(prefilling), sparing=sparing)

@@ -1,4 +1,4 @@
-"""Growing one draft tree for each decoding request: what the policy allows, by the drafters in turn."""
+"""Grows one draft tree for each decoding request: as far as policy and budget allow, by the drafters in turn."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Drafts:
 
     Attributes:
         requests: those that decode.
-        trees: one for each of them.
-        seconds: what each drafter that was asked took.
-        off: by id of those for which nothing was drafted, why.
+        trees: ``[requests]``
+        seconds: of each drafter that was asked.
+        off: by id of the requests for which nothing was drafted, why.
     """
 
     requests: Sequence[Request]
@@ -34,7 +34,6 @@ class Drafts:
     off: dict[int, OffReason] = field(default_factory=dict)
 
     def of(self, requests: Sequence[Request]) -> Drafts:
-        """Return the drafts of some of the requests."""
         trees = {request.id: tree for request, tree in zip(self.requests, self.trees, strict=True)}
         return Drafts(requests, [trees[request.id] for request in requests], self.seconds, self.off)
 
@@ -44,9 +43,6 @@ class Drafting:
 
     Args:
         drafters: asked in this order; the first to propose a token owns it.
-        policy: decides what is drafted and verified.
-        budget: bounds each tree.
-        clock: by which drafters are timed.
     """
 
     def __init__(self, drafters: Sequence[Drafter], policy: Policy, budget: PassBudget, clock: Clock) -> None:
@@ -59,12 +55,7 @@ class Drafting:
         self._unjudged: dict[int, DraftTree] = {}
 
     def grow(self, requests: Sequence[Request], num_prompts: int) -> Drafts:
-        """Return a tree for each of the decoding requests, of its root alone where nothing is drafted.
-
-        Args:
-            requests: those that decode.
-            num_prompts: requests whose prompt is read in the same pass.
-        """
+        """Return a tree for each request that decodes; beside ``num_prompts`` that are read, nothing may be drafted."""
         plainly = not self._budget.may_draft(num_prompts)
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
@@ -76,7 +67,6 @@ class Drafting:
         return drafts
 
     def _draft(self, drafts: Drafts, num_sharing: int) -> None:
-        """Let the drafters grow the trees, as far as the policy allows."""
         requests, trees = drafts.requests, drafts.trees
         budgets = self._policy.budgets(requests)
         if not any(budgets):
@@ -120,17 +110,10 @@ class Drafting:
         self._unjudged[request.id] = tree
 
     def forget(self, request: Request) -> None:
-        """Drop what was kept of a request's tree."""
         self._unjudged.pop(request.id, None)
 
     def _why_off(self, request: Request, found: OffReason | None, *, plainly: bool) -> OffReason:
-        """Return why nothing was drafted for a request.
-
-        Args:
-            request: whose tree is its root alone.
-            found: what stood in the way after the policy had allowed drafts.
-            plainly: whether nobody may draft in this round.
-        """
+        """Return why nothing was drafted for a request; ``found`` stood in the way once the policy had allowed it."""
         if not request.speculation.speculate or not self._policy.speculates:
             return "asked"
         if not self.drafters_of(request):
@@ -142,11 +125,7 @@ class Drafting:
     ) -> None:
         """Let one drafter grow the trees, for as long as the policy finds it worth its time.
 
-        Args:
-            drafter: the drafter to ask.
-            jobs: the trees that it may grow.
-            seconds: to which is added what it took.
-            passed_over: to which are added the requests for which it could be asked and was not.
+        Adds to ``seconds``, and to ``passed_over`` the requests for which the drafter could be asked and was not.
         """
         name, growing = drafter.name, list(jobs)
         if not self._budget.trees:

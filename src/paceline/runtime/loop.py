@@ -20,6 +20,7 @@ Requests whose prompt is not in the cache yet take part in the same passes with 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -138,9 +139,6 @@ class DecodingLoop:
 
         Args:
             prompt_ids: at least one token.
-            params: how it is sampled.
-            rules: when it ends.
-            speculation: how it is sped up.
             cache: whose it is, what it may start from, and who may start from what it reads.
             logprobs: which log-probabilities come with its answer.
             constraint: what the answer may say, as it stands at the answer's beginning; ``None`` for anything.
@@ -170,7 +168,6 @@ class DecodingLoop:
         return request
 
     def add_observer(self, observer: Observer) -> None:
-        """Tell one more of every round from now on."""
         self._observers = (*self._observers, observer)
 
     def cancel(self, request: Request) -> Emission | None:
@@ -184,10 +181,7 @@ class DecodingLoop:
         return self._scheduler.cancel(request) if self._scheduler.has(request) else None
 
     def end_reasoning(self, request: Request) -> bool:
-        """Have a request close the reasoning that it is in: the tokens of its budget that close it come next.
-
-        Returns:
-            Whether it is in one; else nothing happens.
+        """Have a request close its reasoning: the closing tokens of its budget come next. Return whether it is in one.
 
         Raises:
             BusyError: a round is being made.
@@ -201,7 +195,7 @@ class DecodingLoop:
         """Run one round: every running request gains tokens, or has more of its prompt read.
 
         Returns:
-            What was emitted, for each request that emitted or ended.
+            One emission for each request that emitted or ended.
 
         Raises:
             EngineError: a pass failed.
@@ -245,29 +239,23 @@ class DecodingLoop:
 
     def _forward(self, drafts: Drafts) -> tuple[list[BatchPart], ForwardOutput | None]:
         """Make one pass of as much as the cache has room for; no output where nothing is left to do."""
-        scheduler, sparing = self._scheduler, False
-        while True:
-            parts = self._batch_builder.build(drafts, scheduler.prefilling, sparing=sparing)
-            if not parts:
-                scheduler.close_round([])
-                scheduler.tell_ended()
-                return parts, None
-            try:
+        scheduler, sparing, last = self._scheduler, False, None
+        while parts := self._batch_builder.build(drafts, scheduler.prefilling, sparing=sparing):
+            with contextlib.suppress(NoRoomError):
                 return parts, self._engine.forward([part.step for part in parts])
-            except NoRoomError:
-                if not sparing:
-                    # A row for each decoding request may fit still; prompts wait until they have made room.
-                    sparing = True
-                    continue
-            ended = scheduler.make_room(drafts)
-            if ended is not None:
-                scheduler.close_round([ended])
-                scheduler.tell_ended()
-                return parts, None
-            drafts = drafts.of(scheduler.decoding)
+            if not sparing:
+                # A row for each decoding request may fit still; prompts wait until they have made room.
+                sparing = True
+            elif (last := scheduler.make_room(drafts)) is None:
+                drafts = drafts.of(scheduler.decoding)
+            else:
+                break
+        scheduler.close_round([] if last is None else [last])
+        scheduler.tell_ended()
+        return parts, None
 
     def _tell(self, results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, read_before: int) -> None:
-        """Count the round, and let the policy and other observers hear of it."""
+        """Count the round, and tell the policy and the observers of it."""
         round_stats.count(results, drafts, times)
         round_stats.count_outside(self._scheduler.outside_round, times)
         record = round_stats.make_record(results, drafts, times, read_before)
@@ -285,28 +273,22 @@ class DecodingLoop:
         if not prompt_ids:
             raise InputError("the prompt is empty: give at least one token to continue", field="prompt")
         self._budget.check_prompt(len(prompt_ids))
-        for token_id in prompt_ids:
-            if not 0 <= token_id < vocab_size:
-                raise InputError(f"token id {token_id} is not in the vocabulary of {vocab_size}", field="prompt")
-        for token_id in params.logit_bias:
-            if token_id >= vocab_size:
-                raise InputError(
-                    f"logit bias for token id {token_id}, which is not in the vocabulary of {vocab_size}",
-                    field="logit_bias",
-                )
+        budget = params.reasoning_budget
+        for field, name, token_ids in (
+            ("prompt", "token id {} is", prompt_ids),
+            ("logit_bias", "logit bias for token id {}, which is", params.logit_bias),
+            (
+                "reasoning_budget",
+                "token id {} of the reasoning budget is",
+                (*budget.start, *budget.end, *budget.forced) if budget is not None else (),
+            ),
+            ("preserved_ids", "token id {} of preserved_ids is", rules.preserved_ids),
+        ):
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InputError(f"{name.format(token_id)} not in the vocabulary of {vocab_size}", field=field)
         if list(params.logit_bias.values()).count(-math.inf) >= vocab_size:
             raise InputError("logit biases of -inf ban every token: lift one", field="logit_bias")
-        budget = params.reasoning_budget
-        named = (
-            ("reasoning_budget", "the reasoning budget", budget and (*budget.start, *budget.end, *budget.forced)),
-            ("preserved_ids", "preserved_ids", rules.preserved_ids),
-        )
-        for field, name, token_ids in named:
-            for token_id in token_ids or ():
-                if token_id >= vocab_size:
-                    raise InputError(
-                        f"token id {token_id} of {name} is not in the vocabulary of {vocab_size}", field=field
-                    )
 
     def _refuse_within_a_round(self, what: str) -> None:
         if self._busy:
@@ -317,11 +299,7 @@ class DecodingLoop:
 
 
 def _check_limit(name: str, value: int | None, least: int) -> int | None:
-    """Return a limit that may be left out.
-
-    Raises:
-        InputError: the value is no whole number, or too low.
-    """
+    """Return a limit that may be left out, or raise :class:`InputError`."""
     if value is None:
         return None
     with blame(name):

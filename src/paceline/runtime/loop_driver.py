@@ -1,4 +1,4 @@
-"""A loop whose rounds a worker makes: requests come in from any thread, and what they gain goes out to them."""
+"""Drives a loop on a worker's thread: takes requests from any thread, makes rounds, and hands out what they gain."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ class RequestHandle:
     """One request at a loop driver.
 
     Attributes:
-        driver: where it is.
-        outputs: where what becomes of it goes.
-        prompt_ids: its prompt, once it was admitted; empty before.
-        request: the request, of the engine's thread alone.
-        cancel_on_collect: ends it once nobody has its owner, while it runs.
+        prompt_ids: empty until the request was admitted.
+        request: of the engine's thread alone; ``None`` until it was admitted.
+        cancel_on_collect: ends the request once nobody has its owner, while it runs.
     """
 
     __slots__ = ("cancel_on_collect", "driver", "outputs", "prompt_ids", "request")
@@ -66,7 +64,7 @@ class RequestHandle:
 
 
 class _Admission:
-    """A request that is to be admitted without anybody waiting."""
+    """A note that admits a request without anybody waiting."""
 
     def __init__(self, handle: RequestHandle, add: Callable[[], Request]) -> None:
         self._handle = handle
@@ -88,17 +86,9 @@ class _Admission:
 
 
 class LoopDriver:
-    """A loop whose rounds a worker makes.
+    """A loop whose rounds a worker makes; several that share a worker have a round in turn.
 
-    Several may share a worker, over the same engines or others: each has a round in turn.
-
-    Args:
-        worker: the thread that owns the engines.
-        loop: decodes; touched by the worker's thread only, from the first request on.
-
-    Attributes:
-        worker: the thread that owns the engines.
-        loop: decodes; touched by the worker's thread only, from the first request on.
+    The loop is touched by the worker's thread only, from the first request on.
     """
 
     def __init__(self, worker: Worker, loop: DecodingLoop) -> None:
@@ -141,7 +131,6 @@ class LoopDriver:
     # --- on the engine's thread ---------------------------------------------------------------------------------------
 
     def admit(self, handle: RequestHandle, add: Callable[[], Request]) -> None:
-        """Add a request, whose rounds are made from then on."""
         request = add()
         handle.request = request
         handle.prompt_ids = request.token_ids[: request.num_prompt]
@@ -160,13 +149,7 @@ class LoopDriver:
         self._tell(self._running(), *self._step())
 
     def _tell(self, before: Sequence[int], emissions: Sequence[Emission], error: BaseException | None) -> None:
-        """Hand out what came of a round.
-
-        Args:
-            before: ids of the requests that ran before the round.
-            emissions: what was emitted.
-            error: what the round ended by, if by an error.
-        """
+        """Hand out what came of a round; ``before`` are ids of the requests that ran before it."""
         running = self._running()
         gained = {emission.request.id for emission in emissions}
         for emission in emissions:
@@ -184,7 +167,6 @@ class LoopDriver:
                 self._hand_out(self._handles[request_id], None)
 
     def _running(self) -> list[int]:
-        """Return the ids of the requests that run."""
         return [
             request_id
             for request_id, handle in self._handles.items()
@@ -192,7 +174,6 @@ class LoopDriver:
         ]
 
     def _step(self) -> tuple[Sequence[Emission], BaseException | None]:
-        """Make a round; return what was emitted, and the error that the round ended by."""
         try:
             return self.loop.step(), None
         except BaseException as error:
@@ -200,7 +181,6 @@ class LoopDriver:
             return self.loop.take_emissions(), error
 
     def _fail_all(self, request_ids: Sequence[int], error: BaseException) -> None:
-        """End requests that are not over by an error of a round."""
         for request_id in request_ids:
             self._fail(self._handles[request_id], error)
         if not request_ids:
@@ -219,7 +199,6 @@ class LoopDriver:
             self._end(handle, Ending("cancelled", request.stats), emission)
 
     def cancel_all(self) -> None:
-        """End all requests."""
         for handle in list(self._handles.values()):
             self.cancel(handle)
 

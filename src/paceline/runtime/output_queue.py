@@ -27,7 +27,6 @@ class Ending:
     """How a request ended.
 
     Attributes:
-        finish_reason: why the request ended.
         stats: counts and times, which nobody changes any more.
         error: what consumers are to be told, if it ended by an error.
     """

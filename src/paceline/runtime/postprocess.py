@@ -1,4 +1,7 @@
-"""What a pass decided: walking the trees by the target's rows, ending answers, and committing what stands."""
+"""From a pass's rows to tokens: verifies the trees, appends tokens and text up to where an answer ends, commits.
+
+A draft is judged in ``core/verify.py``; a stop string cuts the text in ``core/text.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from paceline.engines.base import Engine, ForwardOutput
 from paceline.runtime.batch_builder import BatchPart
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.scheduler import Scheduler
-from paceline.runtime.writing import append_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,6 @@ class PartResult:
     """What became of one request's part in a pass.
 
     Attributes:
-        part: the part.
         walk: down its tree; ``None`` where nothing was emitted.
         emission: what it added to the answer; ``None`` while a prompt is read.
     """
@@ -33,13 +34,7 @@ class PartResult:
 
 
 class Postprocessor:
-    """Turns rows of a pass into tokens that stand.
-
-    Args:
-        engine: the target; nobody else asks it to commit.
-        drafting: keeps what is left of trees; its drafters are told of every round that decoded.
-        scheduler: ends requests.
-    """
+    """Turns rows of a pass into tokens that stand. Nobody else asks the target to commit a round."""
 
     def __init__(self, engine: Engine, drafting: Drafting, scheduler: Scheduler) -> None:
         self._engine = engine
@@ -112,7 +107,7 @@ class Postprocessor:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
         if token_id in self._end_ids and not request.rules.ignore_end:
             return "end"
-        append_text(request, token_id, request.sources[-1], self._vocabulary)
+        request.segments += request.text.push_token(token_id, request.sources[-1], self._vocabulary)
         if request.text.stopped:
             return "stop"
         if request.num_output >= request.rules.max_tokens:

@@ -99,7 +99,6 @@ class PrefillBudget:
         return self._rows
 
     def observe(self, record: RoundRecord) -> None:
-        """Take note of what a round took."""
         count = len(record.requests)
         further = record.prefill_rows + sum(tree.num_drafted for tree in record.trees)
         if self._costs is not None:

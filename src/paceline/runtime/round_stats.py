@@ -1,4 +1,4 @@
-"""What a round took and gave: the statistics of its requests, and the record that observers hear."""
+"""Counts a round: the statistics of its requests, and the record that policy and observers hear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class RoundTimes:
 
     Attributes:
         learning_s: seconds that the policy took to learn from the round before; this one's requests waited for them.
-        started_s: when the round began.
         drafted_s: when the trees were grown.
         verified_s: when the target's pass was over.
         sampled_s: when the rows were turned into tokens.
@@ -41,17 +40,14 @@ class RoundTimes:
 
     @property
     def verify_s(self) -> float:
-        """Seconds of the target's pass."""
         return self.verified_s - self.drafted_s
 
     @property
     def round_s(self) -> float:
-        """Seconds of the whole round."""
         return self.ended_s - self.started_s + self.learning_s
 
 
 def count(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes) -> None:
-    """Add a round to the statistics of its requests."""
     for each in results:
         request, stats = each.part.request, each.part.request.stats
         if each.part.decodes:
@@ -112,8 +108,6 @@ def count_plain(results: Sequence[PartResult], record: RoundRecord, plain: Plain
     """Add to the statistics of a round's requests what plain decoding would have taken; see :class:`PlainTimes`.
 
     Args:
-        results: what became of the requests.
-        record: the round.
         plain: what a plain round of those that decode takes by the policy; ``None`` if it cannot say.
     """
     first = plain if plain is not None and not record.prefill_rows else _first_token(results, record, plain)
@@ -156,7 +150,6 @@ def _is_read_again(result: PartResult) -> bool:
 
 
 def make_record(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes, prefill_context: int) -> RoundRecord:
-    """Return what observers hear of a round."""
     requests: list[Request] = []
     trees, paths, emitted = [], [], []
     prefill_rows = 0

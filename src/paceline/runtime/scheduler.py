@@ -31,12 +31,13 @@ from dataclasses import dataclass
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, PacelineError, QueueFullError
 from paceline.core.request import Emission, FinishReason, Request
+from paceline.core.text import TextStream
+from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.base import Policy
 from paceline.runtime.drafting import Drafting, Drafts
 from paceline.runtime.pass_budget import PassBudget
-from paceline.runtime.writing import rollback_text
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +47,9 @@ _MIN_PLACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PrefilledPrompt:
-    """A sequence that holds the beginning of a prompt, at most all but its last token.
+    """A sequence of the target that holds the beginning of a prompt, at most all but its last token.
 
-    Attributes:
-        sequence: handle at the target engine.
-        seconds: what reading it took the target.
+    ``seconds`` is what reading it took.
     """
 
     sequence: int
@@ -59,13 +58,7 @@ class PrefilledPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """Where a request stood before a round.
-
-    Attributes:
-        request: the request.
-        num_tokens: of prompt and answer.
-        cached: how many of them the target's cache held.
-    """
+    """Where a request stood before a round, in tokens: of prompt and answer, and in the target's cache."""
 
     request: Request
     num_tokens: int
@@ -76,12 +69,7 @@ class Scheduler:
     """The requests of a loop.
 
     Args:
-        engine: the target.
-        pool: gives out the target's sequences.
-        budget: says whether there is room for one more to start.
-        policy: told of requests that start and end.
         drafting: holds trees of theirs, and knows which drafters are told of requests that start and end.
-        clock: by which it is told how long they wait.
         max_running: most requests that run at once.
         max_waiting: most requests of one client that wait; ``None`` for any number.
     """
@@ -139,7 +127,6 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """How many requests run."""
         return len(self._running)
 
     @property
@@ -167,15 +154,10 @@ class Scheduler:
         return [each for each in self._running.values() if each.decoding and each not in self._in_round]
 
     def has(self, request: Request) -> bool:
-        """Return whether a request waits or runs."""
         return request.id in self._running or request in self._waiting
 
     def add(self, request: Request, prefilled: PrefilledPrompt | None) -> None:
-        """Let a request wait for its start.
-
-        Raises:
-            QueueFullError: too many of its client wait.
-        """
+        """Let a request wait for its start, or raise :class:`QueueFullError` where too many of its client wait."""
         client = request.cache.client
         if self._max_waiting is not None:
             waiting = sum(other.cache.client == client for other in self._waiting)
@@ -249,7 +231,6 @@ class Scheduler:
         return self._count_running(client), first.stats.queue_s is None, self._turns.get(client, 0)
 
     def _count_running(self, client: str) -> int:
-        """Return how many requests of a client run."""
         return sum(request.cache.client == client for request in self._running.values())
 
     def _take_turn(self, client: str) -> None:
@@ -346,7 +327,6 @@ class Scheduler:
             self._turns.pop(client, None)
 
     def _end_wait(self, request: Request) -> None:
-        """Count how long a request waited for its first start."""
         if request.stats.queue_s is None:
             request.stats.queue_s = self._clock.now_s() - request.stats.added_s
 
@@ -408,15 +388,10 @@ class Scheduler:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def make_room(self, drafts: Drafts) -> Emission | None:
-        """Preempt a request that holds cells, the youngest of whose client has most of them.
+        """Preempt the youngest request of the client with most that hold cells.
 
-        Where only one holds cells, it has all there are, and ends.
-
-        Args:
-            drafts: of this round, some of which have to be judged later.
-
-        Returns:
-            The last emission of a request that ended.
+        One that alone holds cells has all there are: it ends, and its last emission is returned. Those of ``drafts``
+        are kept that have to be judged later.
         """
         holders = [request for request in self._running.values() if request.cached > 0]
         candidates = holders or list(self._running.values())
@@ -467,7 +442,6 @@ class Scheduler:
         self._open_round, self._emissions = [], [*self._emissions, *emissions]
 
     def take_emissions(self) -> list[Emission]:
-        """Return what was emitted and not taken yet."""
         emissions, self._emissions = self._emissions, []
         return emissions
 
@@ -522,6 +496,19 @@ class Scheduler:
             # Of what a drafter noted in a round that was cut short nothing is certain, not even that it knows it.
             with contextlib.suppress(Exception):
                 drafter.end(request)
+
+
+def rollback_text(request: Request, num_tokens: int, vocabulary: Vocabulary) -> None:
+    """Go back to where a request stood when it had ``num_tokens`` tokens, and ran; its text is written again."""
+    del request.token_ids[num_tokens:]
+    del request.sources[request.num_output :]
+    del request.logprobs[request.num_output :]
+    del request.segment_ends[request.num_output :]
+    request.text = TextStream(request.rules.stop, request.rules.preserved_ids)
+    request.segments = []
+    for token_id, source in zip(request.output_ids, request.sources, strict=True):
+        request.segments += request.text.push_token(token_id, source, vocabulary)
+    request.error = request.finish_reason = None
 
 
 def _checkpoint(request: Request) -> _Checkpoint:

@@ -132,7 +132,6 @@ class OnCollect(weakref.ref[object]):
     then: Callable[[], object]
 
     def run(self) -> None:
-        """Do it."""
         try:
             self.then()
         except BaseException:
@@ -157,13 +156,11 @@ class _WorkerState:
     """State of the worker's thread; refers to neither ``Worker`` nor idle loops, so that both can be collected.
 
     Attributes:
-        inbox: what is asked for.
         busy: loops with requests that are not over, in the order of their turns; of the thread alone.
+        waking: what event loops are to call once this round or note is done with; of the thread alone.
         leaving: nothing more is begun.
         ended: nothing in the inbox is looked at any more.
-        process: id of the process that the thread lives in.
         leave_on_collect: ends the thread once nobody has the worker.
-        waking: what event loops are to call once this round or note is done with; of the thread alone.
     """
 
     leave_on_collect: OnCollect
@@ -179,7 +176,6 @@ class _WorkerState:
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def ask(self, note: Note) -> None:
-        """Put a note into the inbox."""
         self.inbox.put(note)
         if self.ended:
             # It may have come after the thread's last look.

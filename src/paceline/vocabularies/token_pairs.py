@@ -1,4 +1,4 @@
-"""How a draft's vocabulary is taken, as it was asked for."""
+"""Pairs of tokens that a user says stand for one another, as ``DRAFT=TARGET``."""
 
 from __future__ import annotations
 

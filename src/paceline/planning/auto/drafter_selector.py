@@ -1,4 +1,4 @@
-"""Whom to ask for drafts, and how far: a drafter is asked while that is worth its time, or for a probe."""
+"""Selects the drafters to ask, and their depth: while a level is worth its time, or as a probe."""
 
 from __future__ import annotations
 

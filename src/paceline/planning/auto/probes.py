@@ -1,4 +1,4 @@
-"""Probes: drafters that nothing speaks for are asked now and then all the same, to see whether that is still so."""
+"""Probes: drafters that do not seem to pay are asked now and then all the same, to see whether that is still so."""
 
 from __future__ import annotations
 
