@@ -100,7 +100,7 @@ def judge_divergence(
     mirrored = _margin(sampler, speculative_row, position, history, speculative_token, plain_token)
     allowed = max(tolerance, 2 * rounding)
     if plain_token == speculative_token:
-        turned = False  # the rows agree on the token, so they cannot be why the runs differ
+        turned = False  # both rows choose the same token, so they are not why the runs differ
     else:
         turned = margin is None or mirrored is None or margin < 2 * difference
     return Divergence(

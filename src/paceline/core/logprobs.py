@@ -79,7 +79,7 @@ class TokenLogprob:
     def __init__(self, token_id: int, logprob: float, top: Sequence[tuple[int, float]]) -> None:
         object.__setattr__(self, "token_id", token_id)
         object.__setattr__(self, "logprob", logprob)
-        # An answer may have millions: as Python's own numbers each takes ten times the memory.
+        # An answer may have millions, which as Python's own numbers take ten times the memory.
         object.__setattr__(self, "_top", np.array([*top], _LISTED).tobytes() if top else b"")
 
     def __repr__(self) -> str:

@@ -68,9 +68,9 @@ def uniform_from_words(words: Any, keys: Any) -> Any:
     Returns:
         ``[n]`` float64 of the same library.
     """
-    # Both halves at once: of the few tokens that sampling leaves, it is the number of calls that takes time.
+    # Both halves at once: for the few tokens that sampling leaves, the number of calls is what takes time.
     high, low = _mix_words(_mix_words(words ^ keys[:, 0]) ^ keys[:, 1])
-    # Said out loud, as torch would turn integers into float32, its default.
+    # Explicitly float64: torch would turn integers into float32, its default.
     high = high.astype(np.float64) if isinstance(high, np.ndarray) else high.double()
     # 32 + 20 bits, exact in float64, and a half: the largest value is 1 - 2**-53, so neither 0 nor 1 can come out.
     return (high * 1048576.0 + (low >> 12) + 0.5) * 2.0**-52

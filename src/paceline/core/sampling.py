@@ -139,7 +139,7 @@ class FewCandidates:
 
     def __init__(self, params: SamplingParams, noise: TokenNoise) -> None:
         self._noise = noise
-        # What is left to divide by.
+        # The temperature, where it comes after truncation: then it has not been applied yet.
         self._temperature = params.temperature if params.order == LLAMA_CPP_ORDER else 1.0
         self._top_k = params.top_k
         self._top_p = params.top_p
@@ -161,7 +161,7 @@ class FewCandidates:
         # What rounding adds to logits that are divided and subtracted, and to probabilities, with room to spare.
         slack = 1e-6 + _ROUNDING[logits.itemsize] * (abs(top) + 32.0) / min(temperature, 1.0)
         if not slack < 1e-2:
-            # Nor where the largest is no number.
+            # Or the largest is not finite.
             return None
         near = self._near(logits, top)
         if near is None:
@@ -327,7 +327,7 @@ class RowSampler:
     def _candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
         """Return the candidates of a row before any processor."""
         if self._processors or self._constraint is not None:
-            # Filters would turn what is no number into an arbitrary token, and a constraint may hide it.
+            # Filters would turn NaN and infinity into an arbitrary token, and a constraint may hide them.
             finite_top(logits)
         row = self.mask(logits, history)
         if row is logits and not _mostly_banned(logits):

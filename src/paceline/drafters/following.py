@@ -222,7 +222,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
     def end(self, request: Request) -> None:
         follower = self._followers[request.id]
         if follower.sequence is None:
-            # An interrupt may have come between the handle's birth and its reaching the follower.
+            # An interrupt may have come after the handle was made and before the follower had it.
             self.pool.discard_owned(follower.text)
         else:
             self.pool.release(follower.sequence)
@@ -239,7 +239,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
     def _start_round(self, follower: FollowerT, job: DraftJob) -> None:
         if follower.tree is not None:
             # The last round was never decided (its pass failed, or had no row left for this request): its drafts are
-            # void, and the root, which has been fed, is fed again for its row.
+            # void, and the root is fed again for its row.
             self._end_round(follower, 0)
             if follower.sequence is not None and follower.start + follower.cached == len(follower.text):
                 follower.cached -= 1

@@ -66,7 +66,7 @@ class Habits:
         self._altogether: dict[int, int] = {}
 
     def add(self, before: int, token_id: int) -> None:
-        # What was said last stands last, so that the oldest goes first and of equals the latest is guessed.
+        # Latest last: the oldest is evicted first, and among equals the latest is guessed.
         followers = self._after.pop(before, {})
         self._after[before] = followers
         for counts in (followers, self._altogether):

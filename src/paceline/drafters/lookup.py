@@ -117,9 +117,9 @@ class _Copy:
     def resumption(self, token_ids: Sequence[int], length: int, longest: int) -> _Match | None:
         """Return the longest match of the text's end near where the copy broke off; of equal ones the nearest."""
         last_token = token_ids[length - 1]
-        # Where it stands by now if what is new has taken the place of as many tokens.
+        # Where the copy would stand if the new tokens had replaced as many of its own.
         expected = self.source + length - self.end
-        # What is new repeats itself for other reasons.
+        # Matches within the new tokens have nothing to do with the copy.
         place, stop = max(self.source - _BEHIND, 0), min(expected + _AHEAD, self.end)
         best, best_rank = None, (0, 0)
         while True:

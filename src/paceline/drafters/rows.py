@@ -59,6 +59,6 @@ def read_row(
         else:
             proposals = request.verifier.propose(logits, position, history, budget.siblings, margins=budget.margin)
     except (SamplingError, ConstraintError):
-        # All that the draft may propose here is forbidden; the target has more to choose from.
+        # The constraint forbids all that the draft can propose; the target can say more.
         proposals = []
     return proposals, probability

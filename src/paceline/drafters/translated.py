@@ -115,7 +115,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         InputError: the context is too short, or longer than the engine's.
     """
 
-    # Of the last one for its row, and of the one before it for the row that healing reads.
+    # The last token's row, and the row before it, which healing reads.
     _num_fresh = 2
 
     def __init__(
@@ -168,7 +168,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
 
     def _num_kept(self, follower: _Reader, commit: Commit) -> int:
         if follower.chain.context_ids and not follower.chain.held_back:
-            # The first of them stands in for a token of the text, and is none itself.
+            # The first one stands in for a token of the text, and is not part of it.
             return 0
         vocabulary = self._mapping.target.vocabulary
         said = follower.chain.held_back

@@ -114,7 +114,7 @@ class DecodingLoop:
         self._batch_builder = BatchBuilder(self._budget)
         self._postprocessor = Postprocessor(engine, self._drafting, self._scheduler)
         self._busy = False
-        # Seconds after the latest round in which the policy learned from it.
+        # Seconds that the policy took to learn from the latest round.
         self._learning_s = 0.0
 
     @property
@@ -187,7 +187,7 @@ class DecodingLoop:
             BusyError: a round is being made.
         """
         self._refuse_within_a_round("the end of a reasoning")
-        # What a round that was cut short wrote is no part of the text.
+        # The text as it stood before a round that was cut short.
         self._scheduler.rollback_round()
         return self._scheduler.has(request) and request.verifier.sampler.end_reasoning(request.token_ids)
 
@@ -262,7 +262,7 @@ class DecodingLoop:
         self._policy.observe(record)
         round_stats.count_plain(results, record, self._policy.plain_round(record))
         self._scheduler.tell_ended()
-        # Nobody waits for what the last request taught.
+        # After the last request nobody waits for the learning.
         self._learning_s = self._clock.now_s() - times.ended_s if self._scheduler.num_running else 0.0
         for observer in self._observers:
             observer.observe(record)

@@ -117,7 +117,7 @@ class LoopDriver:
         try:
             self.worker.call(functools.partial(self.admit, handle, add))
         except BaseException:
-            # It may be admitted all the same, where it was the wait that was interrupted.
+            # An interrupt ends the wait, and the request may be admitted all the same.
             handle.cancel_soon()
             raise
         return handle
@@ -145,7 +145,7 @@ class LoopDriver:
         nothing: many may wait, and each would wake its consumer. An error ends the requests that took part in the
         round and are not over by it, and no others.
         """
-        # No variables: an error keeps this frame, and the outputs of the requests that it ends will hold the error.
+        # No local variables: an error's traceback keeps this frame alive, and the outputs keep the error.
         self._tell(self._running(), *self._step())
 
     def _tell(self, before: Sequence[int], emissions: Sequence[Emission], error: BaseException | None) -> None:
@@ -158,7 +158,7 @@ class LoopDriver:
         if error is not None:
             took_part = dict.fromkeys([*before, *running])
             if not took_part and not emissions:
-                # Nothing runs and nothing starts: the next round would fail like this one, for ever.
+                # Nothing runs and nothing starts: every further round would fail like this one.
                 took_part = dict.fromkeys(self._handles)
             self._fail_all([request_id for request_id in took_part if request_id in self._handles], error)
             return
@@ -177,7 +177,7 @@ class LoopDriver:
         try:
             return self.loop.step(), None
         except BaseException as error:
-            # A round may stand that an observer failed after.
+            # An observer may have failed after a round that stands.
             return self.loop.take_emissions(), error
 
     def _fail_all(self, request_ids: Sequence[int], error: BaseException) -> None:
@@ -210,7 +210,7 @@ class LoopDriver:
         try:
             handle.outputs.put(emission)
         except Exception:
-            # Nobody can be told any more, as where an event loop is closed.
+            # The consumer is gone, as where its event loop is closed.
             self.cancel(handle)
 
     def _fail(self, handle: RequestHandle, error: BaseException) -> None:
@@ -218,7 +218,7 @@ class LoopDriver:
         assert request is not None
         emission = None
         with contextlib.suppress(Exception):
-            # What is left of it, as far as the loop can say after what happened.
+            # Its last text, if the loop can still give it.
             emission = self.loop.cancel(request)
         self._end(handle, Ending("error", request.stats, error), emission)
 

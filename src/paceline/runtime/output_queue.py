@@ -50,7 +50,7 @@ def _copy_error(error: BaseException) -> BaseException:
     """Return an error like another one: of its type, message, attributes, causes and traceback so far."""
     try:
         copied = copy.copy(error)
-        # Of a type that makes its message of other arguments, a copy says something else.
+        # A type that builds its message from other arguments is copied into another message.
         is_like = type(copied) is type(error) and copied.args == error.args and str(copied) == str(error)
     except Exception:
         is_like = False
@@ -122,7 +122,7 @@ class OutputRecord(ABC):
             return
         self.rounds.append(emission)
         if len(self.rounds) >= self._wanted:
-            # In this order: who says meanwhile what to wait for is rung as well, and says so again.
+            # Reset before ringing: a consumer that publishes a new count meanwhile is rung too, and checks again.
             self._wanted = math.inf
             self._ring()
 
@@ -163,7 +163,7 @@ class ThreadOutputQueue(OutputRecord):
             finally:
                 self._is_waiting = is_inner
                 if is_inner:
-                    # The wait around this one may have been rung for meanwhile. It looks again, and says what it wants.
+                    # This wait may have taken the bell of the wait around it, which has to check again.
                     self._bell.put(None)
 
     def _ring(self) -> None:

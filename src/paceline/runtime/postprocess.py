@@ -68,7 +68,7 @@ class Postprocessor:
         else:
             reason = self._append_tokens(part, walk, rows)
             if reason is not None:
-                # What it read and said is there for those who begin alike.
+                # Committed all the same: later requests that begin alike share it.
                 self._commit_nodes(part, walk.path[: request.num_output - first_token - 1])
                 self._scheduler.finish(request, reason)
             else:
@@ -90,7 +90,7 @@ class Postprocessor:
         wants_logprobs = request.logprob_params.logprobs is not None
         for depth, token_id in enumerate(walk.token_ids):
             if wants_logprobs:
-                # Here, as a token that the answer does not come to has none; the rows are valid until the next pass.
+                # Here, for emitted tokens alone, and while the rows are valid: until the next pass.
                 row = rows.logits(path[depth - 1] if depth else ROOT)
                 request.logprobs.append(
                     compute_logprob(token_id, row, request.token_ids, request.verifier.sampler, request.logprob_params)
@@ -151,6 +151,6 @@ def _walk(part: BatchPart, rows: TargetRows) -> Walk | None:
     try:
         return request.verifier.walk(part.tree, part.num_rows, rows.logits, request.token_ids)
     except Exception as error:
-        # It ends this request, not the others in the pass.
+        # Ends this request, not the others in the pass.
         request.error = error
         return None

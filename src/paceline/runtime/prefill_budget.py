@@ -62,11 +62,11 @@ class PrefillBudget:
         self._costs = costs
         self._widths = [] if costs is None else [rows for rows in range(1, _PROFILED + 1) if costs.is_measured(rows)]
         self._widest = self._widths[-1] if self._widths else 0
-        # What was asked last, and the answer: chunks of one prompt are asked for in a row.
+        # The latest question and its answer: the chunks of a prompt ask the same one again and again.
         self._asked: tuple[int, ...] = ()
         self._rows = 0
-        # Seconds of plain rounds by the number of requests, where costs are not known, and of a further row: beyond
-        # plain rounds, or beyond the widest pass that was measured.
+        # Where costs are not known, seconds of plain rounds by the number of requests; and seconds of a further row,
+        # beyond plain rounds or beyond the widest pass that was measured.
         self._plain_s: dict[int, float] = {}
         self._row_s: float | None = None
 

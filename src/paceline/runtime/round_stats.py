@@ -53,7 +53,7 @@ def count(results: Sequence[PartResult], drafts: Drafts, times: RoundTimes) -> N
         if each.part.decodes:
             stats.rounds += 1
             if each.part.num_rows == 1:
-                # What was drafted for it and is not in the pass found no room there.
+                # A draft that is not in the pass found no room there.
                 stats.off_rounds[drafts.off.get(request.id, "no_room")] += 1
         if each.part.decodes or _is_read_again(each):
             # What is read again after a preemption makes a reader wait for the next token, as rounds do.
@@ -76,7 +76,7 @@ def count_outside(requests: Sequence[Request], times: RoundTimes) -> None:
         stats.decode_s += round_s
         stats.phases.add(0.0, 0.0, 0.0, round_s)
         if stats.plain is not None:
-            # They would have waited for plain rounds of others, too.
+            # In plain decoding they would have waited for others' rounds, too.
             stats.plain.add(round_s, round_s, round_s)
 
 

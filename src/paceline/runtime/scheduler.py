@@ -6,9 +6,9 @@
                ^                  │
                └────preempt───────┘        the cache was full, or another's turn came: what the request said stands
 
-Whoever has least runs next: of clients that wait, one with the fewest requests that run starts one, and of several such
-clients the one whose latest start, or first wait, is longest ago. Who has most makes room for the others: where the
-cache is full, and where a client with two requests fewer waits.
+Clients share fairly. A place goes to the waiting client with the fewest running requests, among equals to the one whose
+latest start, or arrival, is longest ago. Room is taken from the client with the most running requests: where the cache
+is full, and where a client with two fewer waits.
 
 Starting a request opens its sequence and tells drafters and policy of it; finishing or preempting closes it. Where a
 request starts again, its prompt and its answer so far are read, and it goes on as if nothing had been: its noise
@@ -86,7 +86,7 @@ class Scheduler:
         max_running: int,
         max_waiting: int | None,
     ) -> None:
-        # What was not handed to the caller of the loop yet.
+        # Not handed to the loop's caller yet.
         self._emissions: list[Emission] = []
         self._engine = engine
         self._pool = pool
@@ -96,16 +96,16 @@ class Scheduler:
         self._clock = clock
         self._max_running = max_running
         self._max_waiting = max_waiting
-        # What is being read can be started from where it may be trimmed to what is shared.
+        # A prompt that is being read can be shared only if its fork can be trimmed to the shared beginning.
         self._shares_prefill = pool.keeps and engine.capabilities.max_rollback is None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        # When requests had their latest starts.
+        # Clock time of each running request's latest start.
         self._started_s: dict[int, float] = {}
-        # When clients that have requests had their latest turns; of one that had none, when it came.
+        # Number of each client's latest turn, or of its arrival if it had none; of clients with requests alone.
         self._turns: dict[str, int] = {}
         self._num_turns = 0
-        # Where passes are not shared: those that are in the round, and when each of those that run was in its latest.
+        # Where passes are not shared: the requests of the round, and the number of each running request's latest round.
         self._shares_passes = engine.capabilities.shares_passes
         self._in_round: list[Request] = []
         self._latest_round: dict[int, int] = {}
@@ -180,7 +180,7 @@ class Scheduler:
     def admit(self) -> None:
         """Start requests for as long as there is room: of each client in the order they came, by turns."""
         queues: dict[str, deque[Request]] = {}
-        # One client alone gives way to nobody.
+        # Where all places are taken, only another client's turn can free one.
         if len(self._running) < self._max_running or len(self._turns) > 1:
             for request in self._waiting:
                 queues.setdefault(request.cache.client, deque()).append(request)
@@ -197,7 +197,7 @@ class Scheduler:
                 if not self._start(request):
                     break
             except Exception as error:
-                # It ends this request, not the others.
+                # Ends this request, not the others.
                 self._fail(request, error)
 
     def _has_place(self, request: Request) -> bool:
@@ -227,7 +227,7 @@ class Scheduler:
     def _priority(self, first: Request) -> tuple[int, bool, int]:
         """Return what puts a client's first request before those of others: the least goes first."""
         client = first.cache.client
-        # A place that was lost comes first where it is nobody else's turn.
+        # Of clients that run as many, one whose first request was preempted comes first.
         return self._count_running(client), first.stats.queue_s is None, self._turns.get(client, 0)
 
     def _count_running(self, client: str) -> int:
@@ -246,7 +246,7 @@ class Scheduler:
                 continue
             end = reader.cached + self._pool.least_reuse
             if (
-                # Of later ones there might always be another.
+                # Only for earlier requests: later ones may keep coming for ever.
                 reader.id < request.id
                 and reader.cache.namespace == request.cache.namespace
                 and end < len(request.token_ids)
@@ -287,7 +287,7 @@ class Scheduler:
             del self._prefilled[request.id]
             return True
         try:
-            # The last token is fed for its row.
+            # The last token is always fed, for its row.
             most = len(request.token_ids) - 1 if request.cache.cache_prompt else 0
             opened = self._pool.open(request.token_ids, most=most, namespace=request.cache.namespace)
         except CapabilityError:
@@ -297,7 +297,7 @@ class Scheduler:
         request.sequence, request.cached = opened.sequence, opened.cached
         if request.num_output == 0:
             stats = request.stats
-            # What it had read itself before it lost its place is no gift of others.
+            # What it read itself before it was preempted does not count as found in the cache.
             stats.cached_tokens = max(stats.cached_tokens, opened.cached - stats.prompt_tokens)
         return True
 
@@ -366,7 +366,7 @@ class Scheduler:
             try:
                 drafter.end(request)
             except Exception:
-                # Nothing of the request depends on it, and the others have to forget it, too.
+                # The request does not depend on it, and the other drafters have to forget it, too.
                 _log.exception("drafter %s failed to forget a request", drafter.name)
 
     def tell_ended(self) -> None:
@@ -377,7 +377,7 @@ class Scheduler:
                 try:
                     self._policy.end(request)
                 except Exception:
-                    self._forget_ended(request)  # told once, as badly as it took that; an interrupt has it told again
+                    self._forget_ended(request)  # told once, even in vain; only an interrupt has it told again
                     raise
             self._forget_ended(request)
 
@@ -412,14 +412,14 @@ class Scheduler:
         del self._running[request.id]
         request.stats.preemptions += 1
         self._tell_drafters(request)
-        # What it holds is copied to host memory where there is room for it; if not, it is read again.
+        # Its cells are copied to host memory where there is room; if not, it is read again.
         self._pool.release(request.sequence)
         request.sequence, request.cached = -1, 0
 
     def _release(self, request: Request) -> None:
         """Close what a request holds whose start or round was cut short, as far as it holds anything."""
         self._forget(request)
-        # Not by its handle, which an interrupt may have kept from it.
+        # By its tokens: an interrupt may have come before it had the handle.
         self._pool.discard_owned(request.token_ids)
         request.sequence, request.cached = -1, 0
 
@@ -438,7 +438,7 @@ class Scheduler:
 
     def close_round(self, emissions: Sequence[Emission]) -> None:
         """Let stand what was done since the round was opened, and keep what it emitted."""
-        # In one line without a call, so that no interrupt comes between.
+        # One line without a call, so that no interrupt comes between.
         self._open_round, self._emissions = [], [*self._emissions, *emissions]
 
     def take_emissions(self) -> list[Emission]:
@@ -473,7 +473,7 @@ class Scheduler:
 
     def _step_back(self, request: Request, cached: int) -> bool:
         try:
-            # It may have been given back already.
+            # The round may have given it back already.
             self._pool.hold(request.sequence, request.token_ids, namespace=request.cache.namespace)
             self._pool.trim(request.sequence, min(cached, self._engine.length(request.sequence)))
         except PacelineError:
@@ -487,13 +487,13 @@ class Scheduler:
             for drafter in self._drafting.drafters_of(request):
                 drafter.begin(request)
         except Exception:
-            # Its start tells why: that ends this request, and the others go on.
+            # The drafter fails again when the request starts: that ends this request, and the others go on.
             return False
         return True
 
     def _forget(self, request: Request) -> None:
         for drafter in self._drafting.drafters_of(request):
-            # Of what a drafter noted in a round that was cut short nothing is certain, not even that it knows it.
+            # After a round that was cut short a drafter may know anything of the request, or nothing.
             with contextlib.suppress(Exception):
                 drafter.end(request)
 

@@ -172,13 +172,13 @@ class _WorkerState:
         self.leaving = False
         self.ended = False
         self.process = os.getpid()
-        # A thread that holds up the end of the process would do so even where nobody closed the model.
+        # Else the process could not end before somebody closed the model.
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def ask(self, note: Note) -> None:
         self.inbox.put(note)
         if self.ended:
-            # It may have come after the thread's last look.
+            # The note may have come after the thread had emptied the inbox for the last time.
             self._refuse_all()
 
     def leave(self) -> None:
@@ -210,7 +210,7 @@ class _WorkerState:
             _states.discard(self)
 
     def _make_rounds(self) -> None:
-        # A frame of its own: the one above would go on holding the last of them while it waits.
+        # A frame of its own: the caller's would keep the last driver alive while it waits.
         for driver in list(self.busy):
             driver.make_round()
             self._wake_loops()
@@ -235,7 +235,7 @@ _states: Final[set[_WorkerState]] = set()
 """Of threads that have not ended."""
 
 _here: Final = threading.local()
-"""``state`` is that of the thread that looks, if it is one of these. Numbers of threads are given out again."""
+"""``state`` of the current thread, if it is a worker's. Thread ids would not do: they are reused."""
 
 
 def _end_all() -> None:
@@ -293,7 +293,7 @@ class Worker:
             BusyError: this is the thread itself.
             CapabilityError: this process was forked from the one that has the thread.
         """
-        # First of all, as nothing else says anything in a fork.
+        # First of all: in a fork no other check would ever answer.
         if not self.is_here:
             raise CapabilityError(
                 "this model belongs to the process that this one was forked from, and the thread that runs it stayed "
@@ -377,7 +377,7 @@ class Worker:
         try:
             self.call(lambda: values.append(manager.__enter__()))
         except BaseException:
-            # Where it was the wait that was interrupted, it is entered all the same.
+            # An interrupt ends the wait, and the manager may be entered all the same.
             self.post(lambda: leave() if values else None)
             raise
         try:
