@@ -13,7 +13,7 @@ from paceline.core.errors import ConstraintError
 from paceline.core.params import SamplingParams
 from paceline.core.reasoning import BudgetKeeper, ReasoningBudget
 from paceline.core.sampling import RowSampler
-from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
+from tests.automaton import FORBIDDEN, AutomatonConstraint
 
 SIZE = 5
 LINE = np.array([[1, FORBIDDEN, 0], [FORBIDDEN, 0, FORBIDDEN]])

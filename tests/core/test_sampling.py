@@ -23,7 +23,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingPa
 from paceline.core.processors import Candidates, build_processors
 from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
-from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
+from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import PLAIN_PARAMS, softmax
 
 ALPHA = 1e-6

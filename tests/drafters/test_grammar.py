@@ -10,7 +10,7 @@ from paceline.core.request import Request
 from paceline.core.tree import Evidence
 from paceline.drafters.base import DraftBudget
 from paceline.drafters.grammar import GrammarDrafter, Guess, Habits
-from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
+from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.drafters.helpers import grow, proposals, settle
 from tests.helpers import request_of
 

@@ -22,10 +22,10 @@ from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
-from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
+from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.conftest import SUMMARY_LINES
 from tests.helpers import PLAIN_PARAMS, Answer, ForcedDrafter, WatchingPolicy, decode
 from tests.runtime import test_lossless

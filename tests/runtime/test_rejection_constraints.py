@@ -16,8 +16,8 @@ from paceline.core.constraint import ConstraintKeeper
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RejectionVerifier
 from paceline.engines.scripted import table_model
-from paceline.engines.scripted_grammar import FORBIDDEN, AutomatonConstraint
 from paceline.planning.policies.fixed import FixedPolicy
+from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import softmax
 from tests.runtime.test_rejection import (
     DRAFT_3,

@@ -73,9 +73,8 @@ class Room:
     """What memory there is for the weights of a model whose layers are streamed.
 
     Attributes:
-        total_bytes: that the process may hold.
+        total_bytes: limit of the process.
         process_bytes: of Python and its libraries.
-        other: what else it is to hold.
         working_bytes: of the model, but for its weights.
     """
 
@@ -91,22 +90,22 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What the memory of a process goes to, where layers of a model are read while they are used.
+    """How the memory of a process is shared out where layers of a model are read while they are used.
 
     Attributes:
-        total_bytes: that it may hold.
+        total_bytes: limit of the process.
         process_bytes: of Python and its libraries.
-        draft_bytes: of the draft model, with all that it works with.
+        draft_bytes: of the draft model, its cache and scratch memory included.
         prompts_bytes: for what finished requests have read.
-        working_bytes: of the model, but for its weights: what it caches of the text, and scratch memory.
-        others_bytes: of weights that every pass reads, and that are of no layer.
-        resident_bytes: of what stays of the layers.
-        ring_bytes: of slots, through which the rest goes.
+        working_bytes: of the model, but for its weights: its cache and scratch memory.
+        others_bytes: of weights of no layer that every pass reads.
+        resident_bytes: of layers that stay.
+        ring_bytes: of the slots for the other layers.
         spare_bytes: left for what Python comes to hold.
-        pass_bytes: of the rest of the layers, which every pass reads.
-        bytes_per_s: that were read while the model was loaded.
+        pass_bytes: read for every pass.
+        bytes_per_s: of reading while the model was loaded.
         is_direct: whether reads go past the page cache.
-        experts: of each layer, where it is a mixture: all of them are read, whatever a token uses.
+        experts: of each layer of a mixture: all of them are read, whatever a token uses.
     """
 
     total_bytes: int

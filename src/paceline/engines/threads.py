@@ -89,13 +89,8 @@ def _more_idle(times: object) -> float:
 class SpareCores:
     """Says how many threads to run a pass on, by what other processes leave.
 
-    Args:
-        most: threads on a quiet machine.
-        cores: that this process may run on; others' work takes them first. More than ``most`` where a quota or the
-            user allows less.
-        busy_s: see :func:`busy_seconds`.
-        own_s: seconds this process has had on cores, all its threads together.
-        clock_s: seconds.
+    Others' work takes the spare ``cores`` of this process first: there are more than ``most`` where a quota or the user
+    allows fewer threads. ``own_s`` gives the seconds that this process has had on cores, all its threads together.
 
     Attributes:
         threads: of the next pass.

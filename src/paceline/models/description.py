@@ -33,20 +33,15 @@ class ModelDescription:
     """What is known of a model without loading it; ``None`` where the model does not say.
 
     Attributes:
-        format: which of the two it is.
         num_bytes: size of the file, of all parts of a split model, or of the folder's files.
-        architecture: such as ``"llama"``.
-        width: the hidden size.
-        heads: query heads.
-        kv_heads: key and value heads.
-        head_size: width of a head.
+        num_parts: GGUF files that the model is split into; 1 for a model in one file or in a folder.
         feed_forward: inner width of the feed-forward blocks.
-        experts: feed-forward blocks to choose from in a mixture; of those and the counts above, a model that varies
-            them from layer to layer gives the largest.
+        experts: feed-forward blocks to choose from in a mixture. Of counts that vary from layer to layer, this one and
+            those above have the largest.
         file_type: the weights' type, by the usual name, such as ``"Q4_K_M"`` or ``"bfloat16"``.
         context_length: tokens it was trained to see.
         vocabulary_size: rows of its output, unused ids included.
-        license: by its identifier, or by the file that holds it.
+        license: its identifier, or the file that holds it.
         summary: one line on what it is.
         provenance: how paceline made it, by key.
         metadata: everything it says, long lists as their lengths.

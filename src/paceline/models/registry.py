@@ -68,9 +68,8 @@ class NamedModel:
     """A model that can be called by name instead of by path.
 
     Attributes:
-        embedded: it travels with paceline, rather than lying in a cache.
-        of_hub: it lies in the cache of the Hugging Face hub, which other programs share, rather than in
-            :func:`models_folder`.
+        embedded: it travels with paceline.
+        of_hub: it lies in the cache of the Hugging Face hub, which other programs share.
         own_draft: it was made of a target to be its draft, and lies in :func:`drafts_folder`.
     """
 

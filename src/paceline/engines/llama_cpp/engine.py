@@ -74,13 +74,13 @@ class _NativeSequence:
         following: branch ids not in use, to the number of committed tokens they see.
         keeper: with sliding windows, an id that keeps old cells from being overwritten; else ``None``.
         kept: number of committed tokens the keeper sees.
-        floor: fewest tokens it can be trimmed to, but for none: what windows saw before was not saved with it.
-        last_rows: of a recurrent model: rows this sequence had in its latest pass.
-        pads: of a recurrent model: rows behind these that stand for nothing.
-        snapshots: of a recurrent model: the native call that left snapshots which can be stepped back to, if none came
-            after it; 0 for none.
-        rewound: a recurrent state was stepped back and not used since.
-        torn: something is being done to it; between calls, an interrupt cut that short and it can only be closed.
+        floor: fewest tokens, besides 0, that it can be trimmed to: what windows saw before was not saved with it.
+        last_rows: recurrent models only: rows of this sequence in its latest pass.
+        pads: recurrent models only: padding rows behind these.
+        snapshots: recurrent models only: the native call (by generation) that left snapshots to step back to, which
+            are gone once another call came; 0 for none.
+        rewound: recurrent models only: the state was stepped back and not used since.
+        torn: a change is under way; if set between calls, an interrupt cut it short and it can only be closed.
     """
 
     main: int
@@ -257,7 +257,7 @@ class LlamaCppEngine:
         self._ramp: npt.NDArray[np.int32] = np.arange(
             self._capabilities.context_length + (self._capabilities.max_rollback or 0), dtype=np.int32
         )
-        # Of a recurrent model: the cells of its layers with attention, and sequences that have pads.
+        # Recurrent models only: cells of their layers with attention, and sequences that have pads.
         self._cells = CellCount()
         self._padded: list[_NativeSequence] = []
         self._generation = 0
@@ -371,7 +371,7 @@ class LlamaCppEngine:
         return self._loaded.fused_attention
 
     def fuse_attention(self, fused: bool) -> None:
-        """Fuse attention or not. Only where that is open, and while no sequence is.
+        """Fuse attention or not, where :attr:`fused_attention` is not ``None`` and no sequence is open.
 
         Raises ``InputError`` where there is no memory for another context; the engine is closed then.
         """
@@ -441,8 +441,8 @@ class LlamaCppEngine:
     def trim(self, sequence: int, length: int) -> None:
         """Keep the first ``length`` committed tokens.
 
-        Recurrent models cannot step back far. With sliding windows, what they saw before was not saved with the
-        sequence.
+        Recurrent models cannot step back far, and restored sequences of models with sliding windows not below their
+        floor.
         """
         state = self._state(sequence)
         if not 0 <= length <= state.committed:
@@ -538,7 +538,7 @@ class LlamaCppEngine:
             state.committed == 0
             or state.pending.parents
             or length > self._capabilities.context_length
-            # There is one state, however many tokens; and a device reads fast enough.
+            # A recurrent state is one, however many tokens; and a device reads a prompt fast enough.
             or self._recurrent
             or self._loaded.on_devices
             or self._loaded.settings.apart
@@ -550,7 +550,7 @@ class LlamaCppEngine:
         memory, window = self._memory, self._loaded.window
         tokens, data = 0, np.empty(0, np.uint8)
         while state.committed < length:
-            # Of more tokens than a window has, llama.cpp writes what the next one sees.
+            # Once there are more tokens than a window has, llama.cpp writes only those that the next token sees.
             if tokens == 0 or not 0 < window < state.committed:
                 tokens, data = state.committed, self._save_bytes(sequence)
             spare = self._take_id()
@@ -843,8 +843,8 @@ class LlamaCppEngine:
                 new_depths.append(1 + (depths[parent] if parent < before else new_depths[parent - before]))
             line = tips.pop(parent, None)
             if line is None:
-                # The parent has a child already. Nodes of this pass that lie above get the new line with their other
-                # ids; what is in the cache already, the line is made to see.
+                # The parent has a child already. Its ancestors in this pass get the new line as a further id; those
+                # that are in the cache already are copied to it.
                 join = parent
                 above: list[int] = []
                 while join >= before:
@@ -933,7 +933,7 @@ class LlamaCppEngine:
     # --- inside: deciding ---------------------------------------------------------------------------------------------
 
     def _commit_branch(self, state: _NativeSequence, path: Sequence[int], length: int) -> None:
-        """Keep the line through the last node of ``path``, up to there, as the main one; the others only follow."""
+        """Make the line through the last node of ``path``, up to there, the main one; the others follow it."""
         keep = state.main
         tip: int | None = None
         if path:

@@ -110,7 +110,7 @@ class LoadedModel:
     """A model and its context in native memory, which :meth:`free` gives back.
 
     Attributes:
-        settings: what of that the model can have.
+        settings: what the model and the machine allow of the options.
         context: ``llama_context *``; ``None`` if another one could not be made in its place.
         sequence_ids: how many native sequence ids there are.
         branches: how many of them tree branches may take.
@@ -120,9 +120,9 @@ class LoadedModel:
         on_devices: some layers may be on a GPU.
         threads: how many threads passes run on.
         keep_alive: memory that the model points into.
-        stream: of its layers; ``None`` where all of the file is mapped.
-        room: for the weights, where layers are streamed.
-        footprint: what of the memory of the process loading it took.
+        stream: of its layers; ``None`` where no layers are streamed.
+        room: memory for the weights, where layers are streamed.
+        footprint: memory of the process that loading it took.
     """
 
     options: ModelOptions
@@ -228,8 +228,8 @@ def loaded_model(
         if is_counted:
             # Buffers that weights were read through are not part of it.
             give_back_freed()
-        # Scratch memory is not written to before a wide pass. What was freed before may be used again without being
-        # held anew, so what llama.cpp says it made is the least.
+        # Scratch memory is not written to before a wide pass. Memory that was freed before may be used again without
+        # the process growing, so the buffers that llama.cpp reports are the least.
         grown_bytes = held_memory() - held_bytes + (0 if settings.devices else scratch_bytes)
         taken_bytes = max(grown_bytes, made_bytes)
         if stream is not None and limit_bytes is not None:
@@ -329,7 +329,7 @@ class _Settings:
     snapshots: int
     window: int
     keepers: bool
-    # Whether each sequence has a cache of its own: its cells are in the order of its tokens then, whoever else runs.
+    # Whether each sequence has a cache of its own: its cells are then in the order of its tokens.
     apart: bool
     devices: tuple[str, ...]
     flash_attention: int
@@ -596,7 +596,7 @@ def _settings(
         max_ids=max_ids,
         threads=PassThreads(options.threads, options.threads_batch),
         recurrent=recurrent,
-        # They and the state before them must fit one batch.
+        # The rows that leave snapshots, and the state before them, must fit one batch.
         snapshots=max(0, min(_RECURRENT_SNAPSHOTS, batch_rows - 2)) if options.rollback else 0,
         window=window,
         keepers=keepers,

@@ -109,11 +109,6 @@ class TorchHFEngine:
             operations, for the whole process.
         attention: ``"auto"`` is sdpa, or eager for models without it (Gemma 2, gpt-oss).
         max_rows: most rows in one forward pass.
-
-    Raises:
-        ModelFileError: the files are missing, corrupt, or of an unknown architecture.
-        CapabilityError: the model cannot run this way, or a package or device is missing.
-        EngineError: the device has no memory for the weights or the pool.
     """
 
     _spare_cores: SpareCores | None = None
@@ -452,10 +447,6 @@ class TorchHFEngine:
             cell        0  1  2  3
             first pass  c  d  a ─ b       a and b are committed, which frees 0 and 1
             second pass c  d              both follow b
-
-        Raises:
-            CapabilityError: the logits differ by more than rounding, or the model cannot be called this way.
-            EngineError: there is no memory for the pool.
         """
         count = self._model.get_input_embeddings().weight.shape[0]
         a, b, c, d = (count * share // 5 for share in range(1, 5))

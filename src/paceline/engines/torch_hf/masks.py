@@ -35,8 +35,7 @@ class AttentionPattern:
     def of(cls, config: Any, context_length: int) -> AttentionPattern:
         """Read the pattern from a model's text configuration.
 
-        Raises:
-            CapabilityError: some layers are neither full nor sliding-window attention.
+        Raises ``CapabilityError`` where some layers are neither full nor sliding-window attention.
         """
         layer_types = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None)
@@ -66,17 +65,10 @@ class AttentionPattern:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Any:
-        """Return what the model takes as ``attention_mask``.
+        """Return ``attention_mask``: ``[1, 1, rows, width]``, added to scores; or a dictionary of such by layer type.
 
-        Args:
-            visible: ``[rows, width]`` whether a row may see a cell, windows aside.
-            row_positions: ``[rows]``.
-            cell_positions: ``[width]``.
-            dtype: the model's, which attention adds the mask in.
-            device: the model's.
-
-        Returns:
-            An additive mask ``[1, 1, rows, width]``, 0 where seen, or a dictionary of them by layer type.
+        ``visible`` ``[rows, width]`` says whether a row may see a cell, windows aside; positions are ``[rows]`` and
+        ``[width]``.
         """
         if self.window is None:
             return _additive(visible, dtype, device)

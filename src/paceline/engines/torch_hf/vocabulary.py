@@ -56,15 +56,11 @@ class TokenizerVocabulary:
     """The vocabulary of a fast (``tokenizers``-backed) tokenizer.
 
     Control tokens add no bytes and other added tokens add their literal text. A sentencepiece token keeps its leading
-    space even at the start of a text, where ``tokenizer.decode`` would strip one.
+    space even at the start of a text, where ``tokenizer.decode`` would strip one. ``size`` is that of a row of logits:
+    ids that the tokenizer does not know are padding and add no bytes. ``end_ids`` are those that the model's own
+    configuration names.
 
-    Args:
-        tokenizer: a transformers tokenizer.
-        size: length of a row of logits; ids that the tokenizer does not know are padding and add no bytes.
-        end_ids: end-of-generation tokens that the model's own configuration names.
-
-    Raises:
-        CapabilityError: how the tokenizer turns tokens into text is unknown.
+    Raises ``CapabilityError`` where it is unknown how the tokenizer turns tokens into text.
     """
 
     def __init__(self, tokenizer: Any, *, size: int, end_ids: Iterable[int] = ()) -> None:
