@@ -14,11 +14,9 @@ is changed by none of them unless it asks.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,56 +29,10 @@ from paceline.core.numbers import shown
 from paceline.engines.options import DraftOptions, ModelOptions, own_context
 from paceline.models.hub.reference import HubModel, HubOptions
 from paceline.options import REQUEST_PARTS, GenerateOptions, make_part
-from paceline.planning.policies.fixed import FixedPolicy
 from paceline.server_options import ServerOptions
 
 _PREFIX: Final = "PACELINE_"
 _DRAFT_PREFIX: Final = "PACELINE_DRAFT_"
-
-_NAMED: Final = re.compile(r"(?<!['\"])`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`(?!['\"])")
-"""An option as the library's messages name it, and its value where they do. In quotes it is what a user wrote."""
-
-_NO_FIELDS: Final[Mapping[str, str]] = {
-    "policy": "--policy",
-    "policy=NO_SPECULATION": "--no-speculation",
-    "generate": "paceline run -p",
-}
-"""What else messages name in backticks, by how the command line calls it."""
-
-
-def in_flags(message: str) -> str:
-    """Return a message of the library in which options are called what the command line calls them."""
-    return _NAMED.sub(_as_flag, message)
-
-
-def _as_flag(named: re.Match[str]) -> str:
-    name, text = named.groups()
-    field = _flagged().get(name)
-    if field is None:
-        return _NO_FIELDS.get(named[0].strip("`"), _NO_FIELDS.get(name, named[0].strip("`")))
-    flag = field.option.flags[0].partition("/")[0]
-    if text is None:
-        return flag
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        # What a user wrote may be quoted in a message, and look like an option.
-        value = text
-    if field.option.kind == "truth":
-        return flag if value is not field.option.negated else f"without {flag}"
-    word = next((word for word, stands_for in field.option.words.items() if stands_for is value), None)
-    if word is None:
-        word = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"{flag} {word}"
-
-
-@functools.cache
-def _flagged() -> Mapping[str, Field]:
-    """Return the fields of the table that the command line has options for, by what messages call them."""
-    parts = (ServerOptions, HubOptions, ModelOptions, ChatParams, FixedPolicy, *REQUEST_PARTS)
-    found = {field.name: field for part in parts for field in fields_of(part) if field.option.flags}
-    drafts = {field.name: field for field in fields_of(DraftOptions)}
-    return found | {"draft": drafts["path"]} | {f"DraftOptions.{name}": field for name, field in drafts.items()}
 
 
 @dataclass(frozen=True, slots=True)

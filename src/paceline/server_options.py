@@ -234,7 +234,7 @@ class ServerOptions:
             kind="real",
             low=0.0,
             low_excluded=True,
-            flags=("-to", "--timeout"),
+            flags=("--timeout", "-to"),
             help="Seconds in which a request has to arrive, and a reader has to take what was written.",
         ),
     )
@@ -261,11 +261,11 @@ class ServerOptions:
     def __post_init__(self) -> None:
         take_values(self)
         if not self.host:
-            raise InputError("no address to listen on: give one with --host, such as 127.0.0.1", field="host")
+            raise InputError("no address to listen on: give one with `host`, such as 127.0.0.1", field="host")
         object.__setattr__(self, "prefix", self.prefix.rstrip("/"))
         if self.prefix and (not self.prefix.startswith("/") or set("{}?# ") & set(self.prefix)):
             raise InputError(
-                f"--api-prefix {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces", field="prefix"
+                f"`prefix` {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces", field="prefix"
             )
 
     @property

@@ -9,12 +9,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from paceline.cli.flags import in_flags
 from paceline.cli.options import OF_THE_DRAFT_MODEL, GivenOptions, ModelFlags, is_given, with_options
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.options import DraftOptions, ModelOptions
-from paceline.environment import ModelChoice, in_flags
+from paceline.environment import ModelChoice
 from paceline.models.hub.reference import HubModel
 from paceline.planning.policies.fixed import FixedPolicy
 

@@ -33,7 +33,7 @@ SHORT = 300
 """Bytes after which a walk takes what ends soonest."""
 REFUSALS = (
     r"(the JSON schema cannot be used: )?#\S*/(pattern|uniqueItems|propertyNames|oneOf|\$ref): "
-    r".*(leave it out, or say strict false|say anyOf)"
+    r".*(leave it out, or say `strict=False`|say anyOf)"
 )
 
 

@@ -259,12 +259,12 @@ REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense: leave"),
     "keyword": (
         {"properties": {"a": {"uniqueItems": True}}},
-        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say strict false (--no-strict)',
+        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say `strict=False`',
     ),
     "pattern": (
         {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},
         "#/prefixItems/1/pattern: the pattern has a look-ahead, which is not supported: write it without, "
-        "leave it out, or say strict false (--no-strict)",
+        "leave it out, or say `strict=False`",
     ),
     "pattern in anyOf": (
         {"properties": {"a": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?<!x)\d"}]}}},

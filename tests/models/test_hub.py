@@ -101,7 +101,7 @@ def test_what_an_earlier_start_has_got_is_not_fetched_again(hub: Hub) -> None:
     assert names() == []
     with pytest.raises(ModelFileError, match="not all of it"):
         paceline.from_hub("user/tiny", offline=True)
-    with pytest.raises(ModelFileError, match="fetch it from the hub with -hf user/tiny, or"):
+    with pytest.raises(ModelFileError, match=r"fetch it from the hub with `repo=.user/tiny.`, or"):
         resolve_model("user/tiny")
     hub.asked.clear()
     heard: list[int] = []

@@ -70,7 +70,9 @@ def test_a_path_that_is_mistyped_is_not_taken_for_a_name_of_the_hub(folder: Path
         with pytest.raises(ModelFileError) as raised:
             resolve_model(path)
         assert str(raised.value).startswith(f"there is no file {path}: give the path of a GGUF file")
-    with pytest.raises(ModelFileError, match="fetch it from the hub with -hf elsewhere/tiny-GGUF, or give the path"):
+    with pytest.raises(
+        ModelFileError, match=r"fetch it from the hub with `repo=.elsewhere/tiny-GGUF.`, or give the path"
+    ):
         resolve_model("elsewhere/tiny-GGUF")
 
 

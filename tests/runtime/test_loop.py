@@ -642,7 +642,7 @@ class TestPromptsBesideStreams:
     def test_a_policy_that_would_not_be_lossless(self) -> None:
         engine = counting_engine(max_sequences=1)
         loop = counting_loop(engine, policy=FixedPolicy(4, draft_min=3))
-        with pytest.raises(SamplingError, match="use --verify coupled"):
+        with pytest.raises(SamplingError, match=r"use .verify='coupled'."):
             loop.add([0], PLAIN_PARAMS, StopRules(), SpeculationParams(verify="rejection"))
         loop.add([0], PLAIN_PARAMS, StopRules())
 

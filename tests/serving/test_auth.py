@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.flags import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.security import ApiKeys, SecuritySettings, get_namespace, set_namespace
 from tests.serving.asking import Echo, ask, http_scope
@@ -47,11 +48,11 @@ def test_what_would_leave_the_server_open_is_refused(
         path.write_bytes(text)
     with pytest.raises(InputError) as refused:
         ApiKeys.from_options(lists, [] if text is None else [path])
-    assert str(refused.value).replace(str(path), "FILE") == message
+    assert in_flags(str(refused.value)).replace(str(path), "FILE") == message
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^cannot read --api-key-file .*keys: No such file or directory$"):
+    with pytest.raises(InputError, match=r"^cannot read `api_key_file` .*keys: No such file or directory$"):
         ApiKeys.from_options(files=[tmp_path / "keys"])
 
 

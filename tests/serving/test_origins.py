@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.cli.flags import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.middleware import with_security
 from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, host_name, is_loopback, open_warning
@@ -106,7 +107,7 @@ def test_origins_are_compared_without_case() -> None:
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(InputError) as refused:
         CorsPolicy(("https://fine.example", origin))
-    assert str(refused.value) == (
+    assert in_flags(str(refused.value)) == (
         f"--cors-origins cannot use {origin!r}: write an origin without path, such as https://chat.example.org, "
         "or 'localhost' or '*'"
     )
@@ -118,7 +119,7 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 def test_the_warning_of_a_server_that_all_pages_may_use(origins: str, keys: bool, warns: bool) -> None:
     warning = CorsPolicy(tuple(origins.replace(" ", "").split(","))).warning(keys)
     assert (warning is not None) == warns
-    assert warning is None or warning.endswith("give --api-key, or list the origins")
+    assert warning is None or warning.endswith("give `api_key`, or list the origins")
 
 
 LOCAL = SecuritySettings(allowed_hosts=())
@@ -194,7 +195,7 @@ def test_a_unix_socket_takes_any_name(server: tuple[str, int | None] | None, sta
 def test_allowed_names_have_no_port(host: str) -> None:
     with pytest.raises(InputError) as refused:
         SecuritySettings(allowed_hosts=("fine", host))
-    assert str(refused.value) == (
+    assert in_flags(str(refused.value)) == (
         f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
     )
 
@@ -233,7 +234,8 @@ def test_the_warning_of_an_open_server(hosts: list[str], has_keys: bool, named: 
         f"other machines can reach this server at {named}, and it asks for no key: "
         "give --api-key or --api-key-file, or listen at 127.0.0.1 (--host)"
     )
-    assert open_warning(hosts, has_keys) == expected
+    warning = open_warning(hosts, has_keys)
+    assert (warning and in_flags(warning)) == expected
 
 
 def test_all_warnings_together() -> None:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from paceline.cli.flags import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.connections import socket_options
 from paceline.serving.json_bodies import read_json
@@ -430,7 +431,7 @@ def test_another_pair_is_one_line(
         paths.append(None if text is None else path)
     with pytest.raises(InputError) as refused:
         TlsFiles.from_options(paths[0], paths[1])
-    said = str(refused.value).replace(f"{tmp_path}/", "")
+    said = in_flags(str(refused.value)).replace(f"{tmp_path}/", "")
     if message is None:
         assert said.startswith("cannot use --ssl-cert-file CERT with --ssl-key-file KEY (")
         assert said.endswith("): give a certificate and its private key, both in PEM form")
@@ -439,7 +440,7 @@ def test_another_pair_is_one_line(
         assert said == message
 
 
-@pytest.mark.parametrize(("missing", "option"), [("key", "--ssl-key-file"), ("cert", "--ssl-cert-file")])
+@pytest.mark.parametrize(("missing", "option"), [("key", "`ssl_key_file`"), ("cert", "`ssl_cert_file`")])
 def test_a_file_that_cannot_be_read_is_one_line(missing: str, option: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "cert").write_text(CERTIFICATE)

@@ -43,7 +43,6 @@ from paceline.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
 from paceline.comparison import Stopped, Trial, explain
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
-from paceline.environment import in_flags
 from paceline.planning.auto.learned import Learned
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import has_long_context
@@ -176,7 +175,7 @@ class Runner:
             if not self.result.measured:
                 raise
             self.result.ended_by = "error"
-            self.result.notes.append(f"{type(error).__name__}: {in_flags(str(error))}")
+            self.result.notes.append(f"{type(error).__name__}: {error}")
         for contest in contests:
             for each, contestant in zip(contest.result.variants, contest.contestants, strict=True):
                 # Taken now, as explaining differences has some of them answer once more.
@@ -333,7 +332,7 @@ class Runner:
                 answer = self._answer(servers.contestant(variant), prepared.task)
             except EngineError as error:
                 # One of many settings: a model or a build that does not support it can still be measured in others.
-                self.result.notes.append(f"{workload}: left out, as {in_flags(str(error))}")
+                self.result.notes.append(f"{workload}: left out, as {error}")
                 continue
             finally:
                 self._progress(doing, self._forecast.run_s(workload))
@@ -470,9 +469,7 @@ class Runner:
                 stopped=lambda: self._is_stopped() or self._remaining_s() <= 0,
             )
         except PacelineError as error:
-            self.result.notes.append(
-                f"{task.workload}: a difference is not judged, as {type(error).__name__}: {in_flags(str(error))}"
-            )
+            self.result.notes.append(f"{task.workload}: a difference is not judged, as {type(error).__name__}: {error}")
             return "not judged"
         return "not judged" if divergence is None else divergence.verdict
 

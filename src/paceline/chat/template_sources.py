@@ -47,7 +47,7 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
     if isinstance(replaced_by, Path):
         sources, origin = {_DEFAULT: _read_template(replaced_by)}, replaced_by.name
     elif replaced_by is not None:
-        sources, origin = {_DEFAULT: replaced_by}, "--chat-template"
+        sources, origin = {_DEFAULT: replaced_by}, "`template`"
     # A model may have a template for conversations with tools alone.
     source = sources.get(_DEFAULT, sources.get(_WITH_TOOLS))
     if source is None:

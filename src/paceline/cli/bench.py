@@ -27,6 +27,7 @@ from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, ch
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_pair
+from paceline.cli.flags import in_flags
 from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
@@ -316,6 +317,7 @@ def bench(
         if cut is not None:
             runner.result.notes.append(cut)
         result = runner.run()
+        result.notes[:] = map(in_flags, result.notes)
     _write(result, as_text=json_to != "-", json_file=json_file, html=html)
     if result.ended_by == "interrupt":
         raise typer.Exit(exits.INTERRUPTED)

@@ -17,11 +17,11 @@ from paceline.chat.replies import Reply
 from paceline.chat.truncation import count_leading
 from paceline.cli.chat_options import start_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
+from paceline.cli.flags import in_flags
 from paceline.cli.interrupts import hide_keys, hold_interrupts
 from paceline.cli.progress import show_prompt_progress
 from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
-from paceline.environment import in_flags
 from paceline.options import GenerateOptions
 from paceline.terminal_text import json_text, printable_line
 

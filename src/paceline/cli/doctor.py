@@ -19,6 +19,7 @@ from paceline.atomic_output import atomic_file
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_model, make_draft
+from paceline.cli.flags import in_flags
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, with_options
 from paceline.comparison import Stopped
@@ -176,6 +177,7 @@ def doctor(
     target_options = models.target_options(locate_model(target))
     what = describe(Path(target_options.path))
     found, skipped = find_candidates(candidates or [], what)
+    skipped = [dataclasses.replace(each, why=in_flags(each.why)) for each in skipped]
     _tell_skipped(skipped)
     if not found:
         raise InputError(
@@ -201,7 +203,7 @@ def doctor(
             try:
                 with progress.aside():  # two bars at once would write over each other
                     draft_options = _draft_options(candidate, models, target_options)
-                diagnosis = examiner.examine(candidate.name, draft_options)
+                diagnosis = _say_in_flags(examiner.examine(candidate.name, draft_options))
             except Stopped:
                 is_whole = False
                 break
@@ -253,6 +255,14 @@ def _draft_options(candidate: Candidate, models: ModelChoice, target: ModelOptio
     """Return how to run a candidate; one of the target's own is made first if need be."""
     path = candidate.path if candidate.own is None else make_draft(candidate.own.of(Path(target.path)))
     return models.draft_options(target, path)
+
+
+def _say_in_flags(diagnosis: Diagnosis) -> Diagnosis:
+    fitting = diagnosis.fitting
+    if fitting is not None and fitting.refusal is not None:
+        fitting = dataclasses.replace(fitting, refusal=in_flags(fitting.refusal))
+    error = None if diagnosis.error is None else in_flags(diagnosis.error)
+    return dataclasses.replace(diagnosis, fitting=fitting, error=error)
 
 
 def _is_on_cpu(options: ModelOptions | DraftOptions) -> bool:

@@ -25,6 +25,7 @@ from paceline.cli.demo import demo
 from paceline.cli.display import prepare_streams
 from paceline.cli.doctor import EPILOG as DOCTOR_EPILOG
 from paceline.cli.doctor import doctor
+from paceline.cli.flags import in_flags
 from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
 from paceline.cli.inflate import inflate_command
 from paceline.cli.profile import EPILOG as PROFILE_EPILOG
@@ -34,7 +35,6 @@ from paceline.cli.run import run
 from paceline.cli.serve import EPILOG as SERVE_EPILOG
 from paceline.cli.serve import ServeCommand, serve
 from paceline.core.errors import InputError, ModelWarning, PacelineError
-from paceline.environment import in_flags
 from paceline.terminal_text import printable_line
 
 EPILOG = """[bold]Examples[/bold]

@@ -17,6 +17,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.commands import Command
 from paceline.cli.display import error_console
+from paceline.cli.flags import in_flags
 from paceline.cli.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
@@ -33,7 +34,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.engines.options import ModelOptions
-from paceline.environment import ModelChoice, in_flags
+from paceline.environment import ModelChoice
 from paceline.models.description import describe
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
@@ -129,7 +130,7 @@ def serve(
     with listening(options.host, options.port) as sockets:
         urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
-            console.print(f"warning: {warning}", style="yellow", markup=False)
+            console.print(f"warning: {in_flags(warning)}", style="yellow", markup=False)
         found = _size_models(context, setup.find(), models, options)
         chat = replace(conversation, forget=False)
 

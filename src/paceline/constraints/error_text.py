@@ -25,7 +25,7 @@ _SAID = {
     ),
     "min/maxProperties only": (
         "minProperties and maxProperties are supported where all properties are required, or the number is 1 and "
-        "none is: leave it out, or say strict false (--no-strict) and check answers for it"
+        "none is: leave it out, or say `strict=False` and check answers for it"
     ),
     "oneOf constraints": "oneOf is supported where no JSON could match two of its parts: say anyOf",
 }

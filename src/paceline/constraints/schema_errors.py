@@ -25,18 +25,16 @@ _HINTS = (
 def explain_schema_error(reason: str) -> str:
     """Return a reason of llguidance with the keywords that are not supported named, and what to do."""
     if reason.startswith("Unknown format"):
-        return f"{reason}: leave it out, or say strict false (--no-strict) and check answers for it"
+        return f"{reason}: leave it out, or say `strict=False` and check answers for it"
     return _UNSUPPORTED.sub(_explain_unsupported, reason)
 
 
 def _explain_unsupported(found: re.Match[str]) -> str:
     keywords = found[1].split(", ")
     if len(keywords) == 1:
-        return (
-            f"{keywords[0]} is not supported: leave it out, or say strict false (--no-strict) and check answers for it"
-        )
+        return f"{keywords[0]} is not supported: leave it out, or say `strict=False` and check answers for it"
     named = f"{', '.join(keywords[:-1])} and {keywords[-1]}"
-    return f"{named} are not supported: leave them out, or say strict false (--no-strict) and check answers for them"
+    return f"{named} are not supported: leave them out, or say `strict=False` and check answers for them"
 
 
 def find_error_pointer(reason: str, schema: Any) -> str:

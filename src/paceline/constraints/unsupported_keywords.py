@@ -126,7 +126,7 @@ def check_patterns(schema: Any, paths: Mapping[int, Path]) -> None:
         for place, pattern in places:
             raise ConstraintError(
                 f"{shorten_pointer(place)}: the pattern has {_find_unsupported_syntax(pattern)}, which is not "
-                "supported: write it without, leave it out, or say strict false (--no-strict) and check answers for it"
+                "supported: write it without, leave it out, or say `strict=False` and check answers for it"
             )
 
 

@@ -16,10 +16,9 @@
     └── QueueFullError               too many requests wait already
 
 Messages are one line: the value, the limit, the way out. They call an option what it is called in Python, in
-backticks: `temperature`, `DraftOptions.context_length`, `speculate=False`. The command line says its flag instead
-(:func:`paceline.environment.in_flags`), and the server the field of a request
-(:func:`paceline.serving.errors.in_fields`). The command line prints an ``InputError`` as that line and exits with
-status 2.
+backticks: `temperature`, `DraftOptions.context_length`, `speculate=False`. The command line says its flag instead,
+and the server the field of a request (:func:`paceline.core.fields.rename_options`). The command line prints an
+``InputError`` as that line and exits with status 2.
 
 What does not keep a model from being used, but means another text than one may expect, is a :class:`ModelWarning`: by
 Python's ``warnings``, which filter it, print it once or make it an error. The command line prints it as one line.

@@ -7,8 +7,10 @@ JSON. Nothing here knows how any of these work.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -22,6 +24,7 @@ Kind: TypeAlias = Literal["whole", "real", "truth", "choice", "texts", "other"]
 """What a field holds: a number, a truth value, one of the words it lists, several texts, or what its class checks."""
 
 _METADATA: Final = "option"
+_NAMED: Final = re.compile(r"(?<!['\"])`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`(?!['\"])")
 _TRUTHS: Final[Mapping[str, object]] = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -43,7 +46,7 @@ class Option:
         low: least number; ``None`` where there is none.
         high: largest number; ``None`` where there is none.
         low_excluded: whether ``low`` itself is too low.
-        way_out: what to do about a value out of range, to follow the option's name; a flag before it is left out.
+        way_out: what to do about a value out of range, to follow the option's name.
         words: values by the words that stand for them in a text.
         stand_ins: by number, what makes the value that it stands for in a text.
         separator: parts several texts that are given as one.
@@ -185,6 +188,40 @@ def read_texts(field: Field, texts: Sequence[str]) -> object:
     return tuple(texts) if about.parse is None else about.parse(texts)
 
 
+def rename_options(message: str, rename: Callable[[str, str], str | None]) -> str:
+    """Return a message of the library in which options have other names.
+
+    Args:
+        message: names options in backticks, some with a value: `temperature`, `speculate=False`. In quotes it is what a
+            user wrote.
+        rename: returns what an option with a value is called, both as the message has them; ``None`` for the same.
+    """
+
+    def renamed(named: re.Match[str]) -> str:
+        return rename(named[1], named[2] or "") or named[0].strip("`")
+
+    return _NAMED.sub(renamed, message)
+
+
+def spell_flag(field: Field, value: str) -> str:
+    """Return how the command line says an option with a value that a message spells; empty for the option alone."""
+    about = field.option
+    flag = about.flags[0].partition("/")[0]
+    if not value:
+        return flag
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        # What a user wrote may be quoted in a message, and look like an option.
+        found = value
+    if about.kind == "truth":
+        return flag if found is not about.negated else f"without {flag}"
+    word = next((word for word, stands_for in about.words.items() if stands_for is found), None)
+    if word is None:
+        word = ",".join(map(str, found)) if isinstance(found, list) else str(found)
+    return f"{flag} {word}"
+
+
 def stood_for(field: Field, number: float) -> float:
     """Return the number that one stands for in a text: of -1 tokens to predict, as many as fit; else itself."""
     stand_in = field.option.stand_ins.get(int(number)) if field.option.stand_ins else None
@@ -231,10 +268,7 @@ def _check_range(field: Field, value: float) -> None:
     if fits and (high is None or value <= high):
         return
     judged = (about.counted or f"{field.called} {{}}").format(value)
-    way_out = about.way_out
-    for flag in about.flags:
-        way_out = way_out.removeprefix(flag).removeprefix(", ")
-    hint = f"`{field.name}`, {way_out}" if way_out else f"`{field.name}`"
+    hint = f"`{field.name}`, {about.way_out}" if about.way_out else f"`{field.name}`"
     if high is None:
         raise about.error(f"{judged}: the least is {low} ({hint})")
     if low is None:

@@ -111,7 +111,7 @@ def check_new_folder(folder: Path, source: Path, *, force: bool) -> None:
     if not any(folder.iterdir()):
         return
     if not force:
-        raise InputError(f"{folder} is not empty; give another folder, or replace it with --force (force=True)")
+        raise InputError(f"{folder} is not empty; give another folder, or replace it (`force=True`)")
     if source.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{folder} holds the source {source.name}, so it cannot be replaced; give another folder")
     if not (folder / "config.json").is_file():

@@ -143,7 +143,7 @@ def resolve_model(model: str | Path) -> Path:
     else:
         way_out = "give the path of a GGUF file or Hugging Face model folder;"
         if asked is not None and path.suffix != ".gguf" and not path.parent.is_dir():
-            way_out = f"fetch it from the hub with -hf {model}, or {way_out}"
+            way_out = f"fetch it from the hub with `repo={str(model)!r}`, or {way_out}"
     raise ModelFileError(f"{what}: {way_out} paceline models lists the names that there are")
 
 

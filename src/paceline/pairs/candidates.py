@@ -10,7 +10,6 @@ from typing import Final
 
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError, ModelFileError
-from paceline.environment import in_flags
 from paceline.models.description import ModelDescription, describe
 from paceline.models.gguf_model import is_later_part
 from paceline.models.registry import named_models, resolve_model
@@ -95,7 +94,7 @@ def _choose(models: Iterable[tuple[str, Path]], target: ModelDescription) -> tup
         try:
             what = describe(path)
         except ModelFileError as error:
-            skipped.append(Skipped(name, _strip_path(in_flags(str(error)), path)))
+            skipped.append(Skipped(name, _strip_path(str(error), path)))
             continue
         if what.num_parameters == 0:
             skipped.append(Skipped(name, "it holds a vocabulary and no weights"))

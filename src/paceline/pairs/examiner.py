@@ -29,7 +29,6 @@ from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
 from paceline.engines.loading import open_vocabulary
 from paceline.engines.options import ModelOptions
-from paceline.environment import in_flags
 from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe
 from paceline.pairs.agreement import MAX_CHUNK, Agreement, measure_agreement, measure_survival
@@ -158,7 +157,7 @@ class Examiner:
             else:
                 found = self._measure(Diagnosis(name, what, fitting), draft, started_s + self._budget_s)
         except PacelineError as error:
-            found = Diagnosis(name, what, fitting, error=in_flags(str(error)))
+            found = Diagnosis(name, what, fitting, error=str(error))
         return dataclasses.replace(found, took_s=time.monotonic() - started_s)
 
     def _compare_vocabularies(self, draft: ModelOptions) -> VocabularyFit:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from paceline.core.errors import VocabularyMismatchError
-from paceline.environment import in_flags
 from paceline.pairs.alignment import Alignment, align_tokenizers
 from paceline.pairs.measures import ALL
 from paceline.vocabularies.mapping import TokenMapping, check_translation
@@ -65,7 +64,7 @@ def _explain_refusal(target: Vocabulary, draft: Vocabulary) -> str | None:
     try:
         check_translation(TokenMapping(target, draft))
     except VocabularyMismatchError as error:
-        return in_flags(str(error))
+        return str(error)
     return None
 
 

@@ -73,7 +73,7 @@ def build_policy(
     if name == "fixed":
         return fixed or FixedPolicy()
     if fixed is not None:
-        raise InputError(f"policy {name!r} finds draft lengths by itself: leave out --draft-max and the like")
+        raise InputError(f"policy {name!r} finds draft lengths by itself: leave out `draft_max` and the like")
     if name == "accept-ratio":
         return AcceptRatioPolicy()
     if name == "heuristic":

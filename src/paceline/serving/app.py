@@ -246,7 +246,7 @@ class Handlers:
 
     async def metrics(self, request: Request) -> PlainTextResponse:
         if not self._server.options.metrics:
-            raise NotOfferedError("this server offers no metrics: start it with --metrics")
+            raise NotOfferedError("this server offers no metrics: start it with `metrics=True`")
         _ = self._server.host.served
         metrics = self._server.metrics
         assert metrics is not None
@@ -361,7 +361,7 @@ class Handlers:
 
     async def slots(self, request: Request, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
         if not self._server.options.slots:
-            raise NotOfferedError("this server does not tell what is under way: start it with --slots")
+            raise NotOfferedError("this server does not tell what is under way: start it with `slots=True`")
         board = self._server.board
         if fail_on_no_slot and board.num_busy >= self._server.host.served.max_running:
             raise RefusedError(503, "unavailable_error", "no slot available")

@@ -84,7 +84,7 @@ def _resolve(host: str, port: int) -> list[tuple[Any, ...]]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise InputError(f"--host {host} is no address of this machine: {error.strerror or error}") from None
+        raise InputError(f"`host` {host} is no address of this machine: {error.strerror or error}") from None
     # A file of names may say a thing twice, and name what is switched off, as IPv6 often is.
     return [each for each in dict.fromkeys(found) if _can_bind(each)] or found[:1]
 
@@ -107,14 +107,14 @@ def _bind_address(host: str, port: int, found: tuple[Any, ...]) -> socket.socket
     except OSError as error:
         reason = str(error) if error.errno is None else os.strerror(error.errno)
         raise InputError(
-            f"cannot listen on {host} port {port}: {reason}; end what uses it, or take another port (--port, 0 takes a "
+            f"cannot listen on {host} port {port}: {reason}; end what uses it, or take another port (`port`, 0 takes a "
             "free one)"
         ) from None
 
 
 def _bind_path(path: str) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
-        raise InputError(f"--host {path}: this system has no Unix sockets; give an address")
+        raise InputError(f"`host` {path}: this system has no Unix sockets; give an address")
     if Path(path).is_socket():
         # Left over, or in use: only one that nobody answers may be taken.
         with socket.socket(socket.AF_UNIX) as probe:

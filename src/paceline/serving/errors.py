@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -23,11 +22,11 @@ from paceline.core.errors import (
     PacelineError,
     QueueFullError,
 )
-from paceline.core.fields import fields_of
+from paceline.core.fields import Field, fields_of, rename_options, spell_flag
 from paceline.core.params import SpeculationParams
-from paceline.environment import in_flags
+from paceline.engines.options import ModelOptions
 from paceline.options import REQUEST_PARTS
-from paceline.planning.policies.fixed import FixedPolicy
+from paceline.server_options import ServerOptions
 from paceline.terminal_text import printable_line
 
 
@@ -68,47 +67,56 @@ _OTHER_NAMES: Final[Mapping[str, str | None]] = {
     "reasoning": "enable_thinking",
     "reasoning_budget": "reasoning_budget_tokens",
     "template_variables": "chat_template_kwargs",
-    "siblings": None,
     # of the server, not of a request
     **dict.fromkeys(("template", "template_file", "reasoning_budget_message", "forget")),
 }
 """Fields of a request by the options of the table that they set, where the names differ."""
 
-_FLAG: Final = re.compile(r"(?<![\w'\"-])--?[a-z][a-z-]*(?![\w-])")
+
+_QUOTES: Final = "'\""
 
 
-def in_fields(message: str, param: str | None) -> str:
-    """Return the message of an error with the fields of a request in the place of the command line's flags.
+def in_fields(message: str, field: str | None = None) -> str:
+    """Return a message in which options are called what requests call them.
 
-    Flags of the server itself, such as ``--max-n``, stay: they say the way out to whoever starts it.
+    Options of the server itself have their flags: they say the way out to whoever starts it.
 
     Args:
-        message: of an error, in which options are called what the command line calls them; see
-            :func:`paceline.environment.in_flags`.
-        param: the field that is at fault, under the name that the request has for it.
+        message: of an error.
+        field: that is at fault, under the name that the request has for it.
     """
 
-    def field_of(match: re.Match[str]) -> str:
-        names = _fields_by_flag().get(match.group())
-        if names is None:
-            return match.group()
-        alike = match.group().lstrip("-").replace("-", "_")
-        return next((name for name in (param, alike) if name in names), names[0])
+    def rename(name: str, value: str) -> str | None:
+        names = _fields_by_option().get(name, ())
+        if names:
+            spelled = names[0] if field not in names else str(field)
+            return spelled if value in ("", "False", "True") else f"{spelled} {value.strip(_QUOTES)}"
+        own = _flagged().get(name)
+        if own is not None:
+            return spell_flag(own, value)
+        return f"{name} {value.lower()}" if value else None
 
-    return _FLAG.sub(field_of, message)
+    return rename_options(message, rename)
 
 
 @functools.cache
-def _fields_by_flag() -> Mapping[str, tuple[str, ...]]:
-    """Return the names that a request has for what a flag of the command line sets."""
+def _fields_by_option() -> Mapping[str, tuple[str, ...]]:
+    """Return the names that a request has for an option."""
     found: dict[str, tuple[str, ...]] = {}
-    for part in (*REQUEST_PARTS, ChatParams, FixedPolicy):
-        for field in fields_of(part):
-            names = (_OTHER_NAMES[field.name],) if field.name in _OTHER_NAMES else field.json_names
-            if part in (SpeculationParams, FixedPolicy) and field.name not in _OTHER_NAMES:
+    for part in (*REQUEST_PARTS, ChatParams):
+        for each in fields_of(part):
+            names = (_OTHER_NAMES[each.name],) if each.name in _OTHER_NAMES else each.json_names
+            if part is SpeculationParams and each.name not in _OTHER_NAMES:
                 names = tuple(f"speculative.{name}" for name in names)
-            found |= {flag: tuple(filter(None, names)) for flag in field.option.flags if any(names)}
+            found[each.name] = tuple(filter(None, names))
     return found
+
+
+@functools.cache
+def _flagged() -> Mapping[str, Field]:
+    """Return the options that are the server's, and that the command line has flags for."""
+    parts = (ServerOptions, ModelOptions, ChatParams)
+    return {each.name: each for part in parts for each in fields_of(part) if each.option.flags}
 
 
 HostState: TypeAlias = Literal["loading", "ready", "failed", "closing"]
@@ -184,21 +192,18 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of the answer to a request that ended by an error."""
     status, kind = _classify(error)
     if isinstance(error, RefusedError):
-        return status, error_body(status, str(error), kind)
+        return status, error_body(status, in_fields(str(error)), kind)
     if status == 500:
         _log.error("a request ended by an error", exc_info=error)
         return 500, error_body(500, "the server failed; its log says why", kind)
-    message = in_flags(str(error))
+    param = error.field if isinstance(error, InputError) else None
+    message = in_fields(str(error), param)
     if isinstance(error, ClosedError):
         message = "the server is ending: send the request later"
     if isinstance(error, ModelFileError):
         # Its message names a file of this machine.
         _log.error("a request ended by an error of the model's file: %s", error)
         message = "the model's chat template cannot be used; the server's log says why"
-    param = None
-    if isinstance(error, InputError):
-        param = error.field
-        message = in_fields(message, param)
     body = error_body(status, message, kind, param)
     if isinstance(error, ContextLengthError) and error.num_tokens is not None:
         body["error"] |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_length}

@@ -77,7 +77,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "repetition_penalty": Neutral(_is(1), "send repeat_penalty"),
     "length_penalty": Neutral(_is(1), "leave it out"),
     "truncate_prompt_tokens": Neutral(_is(-1), "shorten the prompt"),
-    "chat_template": Neutral(_empty, "start the server with --chat-template, or send a completion"),
+    "chat_template": Neutral(_empty, "start the server with `template`, or send a completion"),
     "min_tokens": Neutral(_is(0), "leave it out"),
     "stop_token_ids": Neutral(_empty, "give their texts in stop"),
     "prompt_logprobs": Neutral(_is(0, False), "leave it out"),
@@ -228,7 +228,7 @@ def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:
                     f"{NEUTRAL[name].way_out}",
                 )
         elif strict:
-            raise FieldError(name, f"unknown field {name!r}: leave it out, or start the server without --strict-fields")
+            raise FieldError(name, f"unknown field {name!r}: leave it out, or start the server without `strict_fields`")
         else:
             unknown.append(name)
     return unknown

@@ -316,7 +316,7 @@ def _read_stops(given: str | Sequence[str], most: int) -> tuple[str, ...]:
     stops = tuple(text for text in ([given] if isinstance(given, str) else given) if text)
     if len(stops) > most:
         raise FieldError(
-            "stop", f"{len(stops)} stop texts: send at most {most}, or start the server with a larger --max-stop"
+            "stop", f"{len(stops)} stop texts: send at most {most}, or start the server with a larger `max_stop`"
         )
     return stops
 
@@ -360,7 +360,7 @@ def _read_num_choices(given: Mapping[str, Any], most: int) -> int:
     count = given.get(name, 1)
     if not 1 <= count <= most:
         raise FieldError(
-            name, f"{name} is {count}: give a number from 1 to {most}, or start the server with a larger --max-n"
+            name, f"{name} is {count}: give a number from 1 to {most}, or start the server with a larger `max_choices`"
         )
     return int(count)
 

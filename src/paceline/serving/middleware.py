@@ -220,7 +220,7 @@ class HostCheck:
                 403,
                 "permission_error",
                 f"the host {shorten(', '.join(given))!r} is not a name of this server: use localhost or 127.0.0.1, or "
-                "start the server with --allowed-hosts NAME",
+                "start the server with `allowed_hosts` NAME",
             )
 
     def _is_allowed(self, scope: Scope, given: list[str]) -> bool:
@@ -258,7 +258,7 @@ class OriginCheck:
             403,
             "permission_error",
             f"a page of {shorten(headers.get('origin') or 'another site')} may not use this server: start the server "
-            "with --cors-origins and that origin, or with --api-key",
+            "with `cors_origins` and that origin, or with `api_key`",
         )
 
     def _is_allowed(self, headers: Headers) -> bool:
@@ -389,7 +389,7 @@ class Limits:
                 408,
                 "timeout_error",
                 f"the body did not arrive within {self._timeout_s:g} s, {size} bytes of it did: send it faster, "
-                "or start the server with a longer --timeout",
+                "or start the server with a longer `read_s`",
             ) from None
         if size > self._max_bytes:
             raise self._too_large(f"the body has {size} bytes or more")
@@ -398,7 +398,7 @@ class Limits:
                 429,
                 "rate_limit_error",
                 f"the server holds {self._memory.most >> 20} MiB of bodies at most{self._whose}, and this one has no "
-                "room: send it once others are answered, or start the server with a larger --max-body",
+                "room: send it once others are answered, or start the server with a larger `max_body`",
             )
         return b"".join(parts)
 
@@ -407,7 +407,7 @@ class Limits:
             413,
             "invalid_request_error",
             f"{what}, and the server takes at most {self._max_bytes}: "
-            "send less, or start the server with a larger --max-body",
+            "send less, or start the server with a larger `max_body`",
         )
 
 

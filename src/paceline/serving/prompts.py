@@ -84,7 +84,7 @@ async def prepare_chat(
     if served.template is None:
         raise CapabilityError(
             f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
-            "start the server with --chat-template-file"
+            "start the server with `template_file`"
         )
     try:
         chat, warnings = await share.offload(kind, lambda: _write_chat(served, body, tools, max_tokens))
@@ -249,7 +249,7 @@ def prompt_too_long(num_tokens: int, context_length: int, *, is_least: bool = Fa
     """Return the error of a prompt that is too long, in the words that clients of llama-server look for."""
     return ContextLengthError(
         f"request ({'at least ' if is_least else ''}{num_tokens} tokens) exceeds the available context size "
-        f"({context_length} tokens): shorten it, or start the server with a larger context (-c)"
+        f"({context_length} tokens): shorten it, or start the server with a larger context (`context_length`)"
     ).with_lengths(num_tokens, context_length, is_least=is_least)
 
 
@@ -265,7 +265,7 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
         raise FieldError(
             "prompt",
             f"{len(items)} prompts{each}: at most {most} answers are written at once; send fewer, or start the server "
-            "with a larger --max-n",
+            "with a larger `max_choices`",
         )
     return [_read_one(item) for item in items]
 

@@ -53,13 +53,13 @@ class ApiKeys:
         for given in lists:
             found = [key.strip() for key in given.split(",") if key.strip()]
             if not found:
-                raise InputError("--api-key holds no key: give one, or leave the option out to serve without keys")
+                raise InputError("`api_key` holds no key: give one, or leave the option out to serve without keys")
             keys += found
         for path in files:
             found = [line.strip() for line in _read_keys(path).splitlines()]
             found = [line for line in found if line and not line.startswith("#")]
             if not found:
-                raise InputError(f"--api-key-file {path} holds no key: write one a line, or leave the option out")
+                raise InputError(f"`api_key_file` {path} holds no key: write one a line, or leave the option out")
             keys += found
         return cls(keys)
 
@@ -109,9 +109,9 @@ def _read_keys(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
-        raise InputError(f"cannot read --api-key-file {path}: {error.strerror}") from None
+        raise InputError(f"cannot read `api_key_file` {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InputError(f"--api-key-file {path} is not UTF-8: write the keys as plain text, one a line") from None
+        raise InputError(f"`api_key_file` {path} is not UTF-8: write the keys as plain text, one a line") from None
 
 
 def is_loopback(host: str) -> bool:
@@ -159,7 +159,7 @@ class CorsPolicy:
         for origin in self.origins:
             if origin not in (ANY_ORIGIN, LOOPBACK_ORIGINS, _NO_ORIGIN) and not _is_origin(origin):
                 raise InputError(
-                    f"--cors-origins cannot use {origin!r}: write an origin without path, such as "
+                    f"`cors_origins` cannot use {origin!r}: write an origin without path, such as "
                     "https://chat.example.org, or 'localhost' or '*'"
                 )
 
@@ -174,8 +174,8 @@ class CorsPolicy:
         if has_keys or ANY_ORIGIN not in self.origins:
             return None
         return (
-            "every web page that is open on this machine may use this server (--cors-origins *), and it asks for no "
-            "key: give --api-key, or list the origins"
+            "every web page that is open on this machine may use this server (`cors_origins=['*']`), and it asks for "
+            "no key: give `api_key`, or list the origins"
         )
 
 
@@ -222,7 +222,7 @@ class TlsFiles:
     certificate: Path
 
     def __post_init__(self) -> None:
-        for option, path in (("--ssl-key-file", self.key), ("--ssl-cert-file", self.certificate)):
+        for option, path in (("`ssl_key_file`", self.key), ("`ssl_cert_file`", self.certificate)):
             _check_readable(option, path)
         _check_pair(self.key, self.certificate)
 
@@ -232,9 +232,9 @@ class TlsFiles:
         if key is None and certificate is None:
             return None
         if certificate is None:
-            raise InputError("--ssl-key-file needs the certificate too: give --ssl-cert-file")
+            raise InputError("`ssl_key_file` needs the certificate too: give `ssl_cert_file`")
         if key is None:
-            raise InputError("--ssl-cert-file needs the private key too: give --ssl-key-file")
+            raise InputError("`ssl_cert_file` needs the private key too: give `ssl_key_file`")
         return cls(key, certificate)
 
 
@@ -261,12 +261,12 @@ def _check_pair(key: Path, certificate: Path) -> None:
         context.load_cert_chain(certificate, key, password=no_passphrase)
     except ssl.SSLError as error:
         if encrypted:
-            raise InputError(f"--ssl-key-file {key} has a passphrase: write the key to a file without one") from None
+            raise InputError(f"`ssl_key_file` {key} has a passphrase: write the key to a file without one") from None
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise InputError(f"--ssl-key-file {key} is not the key of --ssl-cert-file {certificate}") from None
+            raise InputError(f"`ssl_key_file` {key} is not the key of `ssl_cert_file` {certificate}") from None
         reason = (error.reason or "not understood").lower().replace("_", " ")
         raise InputError(
-            f"cannot use --ssl-cert-file {certificate} with --ssl-key-file {key} ({reason}): "
+            f"cannot use `ssl_cert_file` {certificate} with `ssl_key_file` {key} ({reason}): "
             "give a certificate and its private key, both in PEM form"
         ) from None
 
@@ -315,7 +315,7 @@ class SecuritySettings:
         for host in self.allowed_hosts:
             if host != ANY_HOST and host_name(host) != plain_name(host):
                 raise InputError(
-                    f"--allowed-hosts cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
+                    f"`allowed_hosts` cannot use {host!r}: write a name without port, such as box.lan or [fd00::1]"
                 )
 
     @classmethod
@@ -357,5 +357,5 @@ def open_warning(hosts: Iterable[str], has_keys: bool) -> str | None:
         return None
     return (
         f"other machines can reach this server at {', '.join(reachable)}, and it asks for no key: "
-        "give --api-key or --api-key-file, or listen at 127.0.0.1 (--host)"
+        "give `api_key` or `api_key_file`, or listen at 127.0.0.1 (`host`)"
     )

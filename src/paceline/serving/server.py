@@ -183,7 +183,7 @@ class Server:
                 generation.names.get("logprobs", "logprobs"),
                 f"{each} log-probabilities a token for {answers} {max(lengths)} tokens come to {listed:,}, and at most "
                 f"{most:,} are taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
-                "--max-answer-logprobs",
+                "`max_answer_logprobs`",
             )
         return listed
 

@@ -512,7 +512,7 @@ def _check(options: ModelOptions, batch_rows: int | None, output_rows: int) -> N
     if options.exact and options.max_sequences > 1 and options.cells is not None:
         raise InputError(
             f"exact texts (`exact`) of {options.max_sequences} requests at once need a cache for each, so they cannot "
-            f"share {options.cells} cells: leave out the cells (`--kv-unified` on the command line)"
+            f"share {options.cells} cells: leave out the cells (`kv_unified=True` of a server)"
         )
 
 

@@ -49,7 +49,7 @@ class Subject:
         if capabilities.context_length < _MIN_CONTEXT:
             raise ContextLengthError(
                 f"a context of {capabilities.context_length} tokens is too short to measure in: "
-                f"give at least {_MIN_CONTEXT} (-c, or -cd for a draft model)"
+                f"give at least {_MIN_CONTEXT} (`context_length`, or `DraftOptions.context_length` for a draft model)"
             )
         self.engine = engine
         self.verifies = verifies

@@ -45,7 +45,7 @@ class FixedPolicy(PolicyBase):
             called="draft-max",
             low=0,
             high=MAX_DRAFT,
-            way_out="--draft-max, 0 drafts nothing",
+            way_out="0 drafts nothing",
             flags=("--draft-max", "--draft", "--spec-draft-n-max"),
             help="Most tokens to draft along one path; 0 decodes plainly. All --draft-* options are of policy fixed.",
         ),
@@ -66,7 +66,7 @@ class FixedPolicy(PolicyBase):
             called="draft-p-min",
             low=0.0,
             high=1.0,
-            way_out="--draft-p-min, 0 keeps all drafts",
+            way_out="0 keeps all drafts",
             flags=("--draft-p-min", "--spec-draft-p-min"),
             help="Stop drafting, at the first token too, where the drafter's likeliest token (at the temperature in "
             "use, 1 if greedy) is less likely than this.",
@@ -80,7 +80,7 @@ class FixedPolicy(PolicyBase):
             counted="{} draft siblings",
             low=1,
             high=MAX_SIBLINGS,
-            way_out="--draft-siblings, 1 drafts a chain",
+            way_out="1 drafts a chain",
             flags=("--draft-siblings",),
             help="Proposals of the draft model for each position.",
         ),
@@ -152,7 +152,7 @@ def check_unbiased(request: Request, draft_min: int) -> None:
     if verifier.name == "rejection" and not verifier.sampler.params.greedy and draft_min > 1:
         raise SamplingError(
             f"draft-min {draft_min} with rejection at temperature {verifier.sampler.params.temperature:g} "
-            "would bias the text: use --verify coupled, or a draft-min of 0 or 1",
+            "would bias the text: use `verify='coupled'`, or a draft-min of 0 or 1",
             field="draft_min",
         )
 

@@ -52,7 +52,7 @@ class ProfileEvPolicy(PolicyBase):
         if request.verifier.name == "rejection" and not params.greedy:
             raise SamplingError(
                 f"policy profile-ev with rejection at temperature {params.temperature:g} would bias the text: "
-                "use --verify coupled, or another policy"
+                "use `verify='coupled'`, or another policy"
             )
 
     def begin(self, request: Request) -> None:
