@@ -43,3 +43,8 @@ def test_a_name_of_another_machine_is_refused(names: dict[str, list[str]]) -> No
     names["other"] = ["192.0.2.1"]
     with pytest.raises(InputError, match=r"^cannot listen on other port 0: "), listening(["other"], 0):
         pass
+
+
+def test_connections_are_known_to_be_tcp_so_that_asyncio_sends_small_writes_at_once() -> None:
+    with listening(["127.0.0.1"], 0) as (bound,):
+        assert bound.proto == socket.IPPROTO_TCP

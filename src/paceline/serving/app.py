@@ -5,7 +5,9 @@
     middleware                app      schema, generation_request  prompts  server, answering  response_formats
     keys, hosts, limits  ->  a route  ->  what is asked for  ->  its tokens  ->  the answer  ->  its JSON
 
-A new route is a line in :meth:`Handlers.routes` and a method that answers it; its body is a class in ``schema.py``.
+A new route is a line in :meth:`Handlers.routes`, a method that answers it, and the class of its body in ``schema.py``.
+A new API for answers has its fields read in ``generation_request.py`` too, and a formatter in ``response_formats/``,
+which ``server.py`` chooses by the API's name.
 """
 
 from __future__ import annotations
@@ -75,6 +77,10 @@ from paceline.serving.security import SecuritySettings, get_namespace
 from paceline.serving.server import Server
 from paceline.serving.work import Kind, Share, choose_reading_kind
 
+_GET: Final = ("GET", "HEAD")
+"""The body of an answer to HEAD is left out by uvicorn."""
+_POST: Final = ("POST",)
+
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
 """Answers requests of a route: the parameters are what FastAPI reads, the result is a response or becomes JSON."""
 
@@ -84,7 +90,7 @@ class Route:
     """A line of the table.
 
     Attributes:
-        method: GET, which HEAD comes with, or POST.
+        methods: that it takes; the first is the one that the OpenAPI document has.
         paths: where it is, behind the server's prefix; the first is the one that the OpenAPI document has.
         handler: answers its requests.
         summary: one line for the OpenAPI document, which has only routes with one.
@@ -92,7 +98,7 @@ class Route:
         is_polled: whether whatever watches over servers asks for it again and again: logged at level DEBUG.
     """
 
-    method: str
+    methods: tuple[str, ...]
     paths: tuple[str, ...]
     handler: Handler
     summary: str = ""
@@ -107,11 +113,12 @@ class Route:
         if types.get("return") is PlainTextResponse:
             about["response_class"] = PlainTextResponse
         for path in self.paths:
+            # As few as may be: FastAPI looks at each of them for each request.
             is_told = bool(self.summary) and path == self.paths[0]
-            router.add_api_route(path, self.handler, methods=[self.method], include_in_schema=is_told, **about)
-            if self.method == "GET":
-                # uvicorn leaves the body out.
-                router.add_api_route(path, self.handler, methods=["HEAD"], include_in_schema=False)
+            if is_told:
+                router.add_api_route(path, self.handler, methods=[self.methods[0]], **about)
+            if hidden := [*self.methods[is_told:]]:
+                router.add_api_route(path, self.handler, methods=hidden, include_in_schema=False)
 
 
 def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
@@ -121,7 +128,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     prefix = server.options.prefix
     router = APIRouter(prefix=prefix, responses=ERROR_RESPONSES)
     routes = Handlers(server).routes()
-    page = [Route("GET", (path,), handler, is_public=True) for path, handler in page_handlers().items()]
+    page = [Route(_GET, (path,), handler, is_public=True) for path, handler in page_handlers().items()]
     for route in [*routes, *page] if server.options.ui else routes:
         route.add_to(router)
     app.include_router(router)
@@ -179,7 +186,6 @@ def _no_such_route(request: Request) -> PacelineError:
     return WrongMethodError(f"{shown(path)} does not take {shown(method)}: send {' or '.join(offered)}", offered)
 
 
-# Read here, as FastAPI would take JSON alone, and clients such as ``curl -d`` send it as a form.
 _Completion = Annotated[CompletionBody, Depends(read_body_as(CompletionBody))]
 _Chat = Annotated[ChatBody, Depends(read_body_as(ChatBody))]
 _Control = Annotated[ControlBody, Depends(read_body_as(ControlBody))]
@@ -212,33 +218,32 @@ class Handlers:
     def routes(self) -> list[Route]:
         """Return the table. FastAPI takes the first line that fits."""
         completion, chat, models = "/completion", "/chat/completions", "/models"
-        health = Route("GET", ("/health", "/v1/health"), self.health, "Whether the model is there", True, True)
+        health = Route(_GET, ("/health", "/v1/health"), self.health, "Whether the model is there", True, True)
         # fmt: off
         table = [
             health,
-            Route("GET", ("/metrics",), self.metrics, "Counts and times, for Prometheus", is_polled=True),
-            Route("POST", (completion, "/completions"), self.native, "Go on with a text"),
-            Route("POST", ("/v1/completions",), self.completions, "Go on with a text, as OpenAI"),
-            Route("POST", (f"/v1{chat}", chat), self.chat, "Answer a conversation"),
-            Route("POST", (f"/v1{chat}/input_tokens", f"{chat}/input_tokens"), self.input_tokens,
+            Route(_GET, ("/metrics",), self.metrics, "Counts and times, for Prometheus", is_polled=True),
+            Route(_POST, (completion, "/completions"), self.native, "Go on with a text"),
+            Route(_POST, ("/v1/completions",), self.completions, "Go on with a text, as OpenAI"),
+            Route(_POST, (f"/v1{chat}", chat), self.chat, "Answer a conversation"),
+            Route(_POST, (f"/v1{chat}/input_tokens", f"{chat}/input_tokens"), self.input_tokens,
                   "Count the tokens of a conversation"),
-            Route("POST", (f"/v1{chat}/control", f"{chat}/control"), self.control,
+            Route(_POST, (f"/v1{chat}/control", f"{chat}/control"), self.control,
                   "End the reasoning of an answer that is being written"),
-            Route("POST", ("/tokenize",), self.tokenize, "Turn a text into tokens"),
-            Route("POST", ("/detokenize",), self.detokenize, "Turn tokens into a text"),
-            Route("POST", ("/apply-template",), self.apply_template,
+            Route(_POST, ("/tokenize",), self.tokenize, "Turn a text into tokens"),
+            Route(_POST, ("/detokenize",), self.detokenize, "Turn tokens into a text"),
+            Route(_POST, ("/apply-template",), self.apply_template,
                   "Write a conversation as the model's template has it"),
-            Route("GET", (f"/v1{models}", models), self.models, "The model", is_polled=True),
-            Route("GET", ("/v1/models/{name:path}",), self.model, "The model, by one of its names"),
-            Route("GET", ("/props",), self.props, "How requests are answered that say nothing", is_polled=True),
-            Route("POST", ("/props",), self.set_props),
-            Route("GET", ("/slots",), self.slots, "What is under way", is_polled=True),
-            Route("GET", ("/openapi.json",), self.openapi),
+            Route(_GET, (f"/v1{models}", models), self.models, "The model", is_polled=True),
+            Route(_GET, ("/v1/models/{name:path}",), self.model, "The model, by one of its names"),
+            Route(_GET, ("/props",), self.props, "How requests are answered that say nothing", is_polled=True),
+            Route(_POST, ("/props",), self.set_props),
+            Route(_GET, ("/slots",), self.slots, "What is under way", is_polled=True),
+            Route(_GET, ("/openapi.json",), self.openapi),
         ]
         # fmt: on
-        for what, paths in _NOT_OFFERED.items():
-            table += [Route(method, paths, _handler_that_refuses(what)) for method in ("GET", "POST")]
-        return table
+        refused = [Route((*_GET, *_POST), paths, _handler_that_refuses(what)) for what, paths in _NOT_OFFERED.items()]
+        return table + refused
 
     async def health(self) -> dict[str, str]:
         _ = self._server.host.served

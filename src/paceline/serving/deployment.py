@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -101,15 +100,24 @@ def _can_bind(found: tuple[Any, ...]) -> bool:
 
 
 def _bind_address(host: str, port: int, found: tuple[Any, ...]) -> socket.socket:
-    family, _, _, _, address = found
+    family, kind, protocol, _, address = found
+    address = (address[0], port, *address[2:])
+    # Not by socket.create_server: of a socket that does not say its protocol asyncio would not switch Nagle's algorithm
+    # off, and answers of two writes would wait 40 ms for an acknowledgement.
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
-        return socket.create_server((address[0], port, *address[2:]), family=family, backlog=BACKLOG)
+        bound.bind(address)
+        bound.listen(BACKLOG)
     except OSError as error:
-        reason = str(error) if error.errno is None else os.strerror(error.errno)
+        bound.close()
         raise InputError(
-            f"cannot listen on {host} port {port}: {reason}; end what uses it, or take another port (`port`, 0 takes a "
-            "free one)"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; end what uses it, or take another port "
+            "(`port`, 0 takes a free one)"
         ) from None
+    return bound
 
 
 def _bind_path(path: str) -> socket.socket:
