@@ -268,7 +268,14 @@ class Model:
         chat: ChatParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> ReplyStream:
-        """Start an answer to a conversation and return it for iteration. Takes and raises what :meth:`chat` does."""
+        """Start an answer to a conversation and return it for iteration. Takes and raises what :meth:`chat` does.
+
+        >>> with model.chat_stream("What time is it?", tools=tools) as stream:
+        ...     for part in stream:
+        ...         print(part.name if part.kind == "call" else part.segment.text, end="")
+
+        Parts are pieces of reasoning, content, calls of tools and their arguments, as :class:`ReplyStream` says.
+        """
         from paceline.chat.replies import ReplyStream
 
         params, asked = chat or ChatParams(), _of_any_length(options)
@@ -416,14 +423,7 @@ class Model:
     def _start(
         self, prompt: Prompt, request: RequestOptions, *, wrap: Wrap | None = None, read: Read | None = None
     ) -> Stream:
-        """Start an answer.
-
-        Args:
-            prompt: as for :meth:`generate`.
-            request: what is asked for.
-            wrap: makes another verifier of the one that judges its drafts, given the prompt's tokens.
-            read: reads the prompt before the request is added. Both are called in the engine's thread.
-        """
+        """Start an answer; ``wrap`` and ``read`` are called in the engine's thread."""
         self._check_usable()
         # Here, as a long text takes a while, and the engine's thread has answers to write.
         prompt_ids = self._prompt_ids(prompt)
@@ -488,14 +488,7 @@ class Model:
         wrap: Wrap | None = None,
         read: Read | None = None,
     ) -> tuple[LoopDriver, Submission]:
-        """Return what a stream is made of.
-
-        Args:
-            prompt_ids: returns the prompt's tokens; called in the engine's thread.
-            request: what is asked for.
-            wrap: as for :meth:`_start`.
-            read: as for :meth:`_start`.
-        """
+        """Return what a stream is made of; ``prompt_ids``, ``wrap`` and ``read`` are called in the engine's thread."""
         if self._closed:
             raise ClosedError(CLOSED)
 
@@ -665,7 +658,6 @@ class _Loading:
             self._report(share)
 
     def discard(self) -> None:
-        """Close what was loaded for nobody."""
         if self.loaded is not None:
             self.loaded._free()
 
@@ -757,11 +749,7 @@ def _open(
 def _asked_draft(
     draft: str | Path | ModelOptions | DraftOptions, target: ModelOptions, context_length: int | None
 ) -> ModelOptions | DraftOptions:
-    """Return how to run the draft model that :func:`load` was given; one of the target's own may have to be made.
-
-    Raises:
-        InputError: something is given twice, or cannot be had.
-    """
+    """Return how to run the draft model that :func:`load` was given; one of the target's own may have to be made."""
     named = draft.path if isinstance(draft, (ModelOptions, DraftOptions)) else draft
     own = OwnDraft.parse(named)
     if own is not None:
@@ -790,9 +778,6 @@ def _beside(needed: GenerateOptions, asked: GenerateOptions) -> GenerateOptions:
     """Return the options of a call with those that its prompt needs.
 
     Control tokens that the call preserves come on top: without the prompt's, reasoning could not be told from content.
-
-    Raises:
-        InputError: what the call preserves are no token ids.
     """
     options = needed.copy()
     options.update(cast("GenerateOptions", {name: value for name, value in asked.items() if value is not None}))
@@ -827,18 +812,9 @@ def _options(
     *,
     path: str | Path | None = None,
 ) -> ModelOptions:
-    """Return how to run a model that :func:`load` was given.
+    """Return how to run a model that :func:`load` was given; what is given twice is refused.
 
-    Args:
-        model: path, name or options of the model.
-        context_length: of a model that is given by path; ``None`` for the default.
-        max_sequences: of a model that is given by path; ``None`` for the default.
-        model_defaults: of a model that is given by path; ``None`` for the default.
-        path: where it lies, or will; ``None`` looks it up.
-
-    Raises:
-        InputError: something is given twice.
-        ModelFileError: there is no such model.
+    ``path`` is where it lies, or will; ``None`` looks it up.
     """
     path = resolve_model(model.path if isinstance(model, ModelOptions) else model) if path is None else path
     if isinstance(model, ModelOptions):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import AnswerPart, PartKind, ReasoningFormat, ReasoningSplitter
-from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta, ParsedDelta
 from paceline.chat.tool_calls.parser import ToolCallParser, random_id
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import SOURCE_TARGET, Emission
@@ -52,7 +52,6 @@ class TokenEvent(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All of the text."""
         return "".join(part.segment.text for part in self.parts if isinstance(part, AnswerPart))
 
 
@@ -212,7 +211,7 @@ class AnswerAssembler:
         self.num_calls = parser.num_calls
         return found
 
-    def _convert(self, deltas: Sequence[AnswerDelta]) -> Iterator[AnswerEvent]:
+    def _convert(self, deltas: Sequence[ParsedDelta]) -> Iterator[AnswerEvent]:
         for delta in deltas:
             if isinstance(delta, ContentDelta):
                 # Some of it may have been withheld: its source is that of the token which made it final.

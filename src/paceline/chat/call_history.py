@@ -66,11 +66,7 @@ def convert_calls(message: Message, form: CallForm) -> dict[str, Any]:
 
 
 def check_arguments(messages: Sequence[Message]) -> None:
-    """Refuse calls whose arguments are no object, of which most templates make nothing or an error of their own.
-
-    Raises:
-        InputError: there is one.
-    """
+    """Refuse calls whose arguments are no object, of which most templates make nothing or an error of their own."""
     for number, message in enumerate(messages, start=1):
         for call in message.get("tool_calls") or ():
             function = call.get("function", call)

@@ -25,11 +25,7 @@ _WAY_OUT = "or have it answered by another, with continue_final_message=False"
 
 
 def is_continued(messages: Sequence[Message], params: ChatParams) -> bool:
-    """Return whether the last message is to be continued.
-
-    Args:
-        messages: at least one, as :func:`~paceline.chat.messages.read_messages` returns them.
-        params: what is asked for. Where it is not said, an assistant's message is continued.
+    """Return whether the last message is to be continued; where nothing is said, an assistant's is.
 
     Raises:
         InputError: the last message cannot be continued.
@@ -67,7 +63,7 @@ def add_beginning(
         opening: what the template writes before an answer.
         message: whose ``content`` and ``reasoning_content`` are continued; parts of a content are parted by an empty
             line.
-        markers: of the model; ``None`` where it knows of no reasoning.
+        markers: ``None`` where the model knows of no reasoning.
         origin: where the template came from, for messages.
 
     Raises:
@@ -103,10 +99,7 @@ def add_beginning(
 def split_beginning(message: Message, markers: ReasoningMarkers | None, *, reasoning_apart: bool) -> list[AnswerPart]:
     """Return the beginning that a continued message had, as parts of the answer that goes on with it.
 
-    Args:
-        message: the conversation's last, in the form of OpenAI's API.
-        markers: of the model; ``None`` where it knows of no reasoning.
-        reasoning_apart: whether an answer has its reasoning apart, or within its content, with markers.
+    Reasoning is a part of its own where answers have theirs apart, else within the content, with markers.
     """
     content, reasoning = _content_text(message.get("content", "")), message.get("reasoning_content", "")
     if reasoning and not reasoning_apart and markers is not None:

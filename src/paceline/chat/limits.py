@@ -79,11 +79,7 @@ _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 
 @contextmanager
 def limit_rendering(num_messages: int = 0) -> Iterator[None]:
-    """Bound what the block takes of this thread's time.
-
-    Args:
-        num_messages: messages that are rendered.
-    """
+    """Bound what the block takes of this thread's time, to render so many messages."""
     token = _METER.set(_Meter(MAX_CPU_S + num_messages * CPU_S_PER_MESSAGE))
     try:
         yield
@@ -92,10 +88,7 @@ def limit_rendering(num_messages: int = 0) -> Iterator[None]:
 
 
 def count_step(num_bytes: int = 0) -> None:
-    """Count one step of a template, which takes little time.
-
-    Args:
-        num_bytes: of the text that it made.
+    """Count one step of a template, which takes little time and made a text of ``num_bytes``.
 
     Raises:
         LimitError: the template's time is over, or it made too much.
@@ -106,32 +99,20 @@ def count_step(num_bytes: int = 0) -> None:
 
 
 def check_time() -> None:
-    """Look at the clock, before what may take long.
-
-    Raises:
-        LimitError: the template's time is over.
-    """
+    """Look at the clock, before what may take long."""
     meter = _METER.get()
     if meter is not None:
         meter.look()
 
 
 def check_characters(count: int) -> None:
-    """Refuse a text that is about to be made.
-
-    Raises:
-        LimitError: it would have more than :data:`MAX_CHARACTERS`.
-    """
+    """Refuse a text that is about to be made."""
     if count > MAX_CHARACTERS:
         raise LimitError(f"makes a text of {count} characters, and the most are {MAX_CHARACTERS}")
 
 
 def check_items(value: Any) -> None:
-    """Refuse a list or mapping that has too much in it. What comes up in several places counts in each of them.
-
-    Raises:
-        LimitError: there are more than :data:`MAX_ITEMS` or :data:`MAX_LEVELS`, or their texts are too long.
-    """
+    """Refuse a list or mapping that has too much in it. What comes up in several places counts in each of them."""
     if not isinstance(value, _NESTED):
         return
     items_left, characters = MAX_ITEMS, 0
@@ -155,11 +136,7 @@ def check_items(value: Any) -> None:
 
 
 def grow(values: list[Any], value: Any) -> None:
-    """Add a value to a list of a template.
-
-    Raises:
-        LimitError: the list would have more than :data:`MAX_ITEMS`.
-    """
+    """Add a value to a list of a template, unless the list has :data:`MAX_ITEMS`."""
     meter = _METER.get()
     if meter is not None:
         meter.has_grown = True
@@ -169,11 +146,7 @@ def grow(values: list[Any], value: Any) -> None:
 
 
 def check_grown(*values: Any) -> None:
-    """Refuse lists and mappings that have grown too large since they were made, before all in them is walked.
-
-    Raises:
-        LimitError: as :func:`check_items` does, or the template's time is over.
-    """
+    """Refuse lists and mappings that have grown too large since they were made, before all in them is walked."""
     meter = _METER.get()
     if meter is None or not meter.has_grown:
         return
@@ -184,24 +157,13 @@ def check_grown(*values: Any) -> None:
 
 
 def check_argument(value: Any) -> None:
-    """Refuse a number that a filter or method could take for a width or a count.
-
-    Raises:
-        LimitError: it is beyond :data:`LARGEST_ARGUMENT`.
-    """
+    """Refuse a number that a filter or method could take for a width or a count."""
     if isinstance(value, int) and abs(value) > LARGEST_ARGUMENT:
         raise LimitError(f"gives a filter or method {_show_number(value)}, and the largest is {LARGEST_ARGUMENT}")
 
 
 def check_number(bits: int) -> None:
-    """Refuse a whole number that is about to be made.
-
-    Args:
-        bits: that it may have.
-
-    Raises:
-        LimitError: it may be beyond :data:`LARGEST_NUMBER`.
-    """
+    """Refuse a whole number that is about to be made, and may have so many bits."""
     if bits > LARGEST_NUMBER.bit_length():
         raise LimitError(f"makes a number beyond {LARGEST_NUMBER}")
 

@@ -28,7 +28,10 @@ _OVERHEAD: Final = sys.getsizeof(b"")
 
 
 class MarkedText(str):
-    """A text with a mark on each character, for :func:`template_marks`. It equals the same text without marks."""
+    """A text with a mark on each character, for :func:`template_marks`. It equals the same text without marks.
+
+    Methods are those of ``str``; what they return has its marks.
+    """
 
     # Private, as a template could do things with bytes that are not counted.
     __slots__ = ("_marks",)
@@ -47,16 +50,11 @@ class MarkedText(str):
 
     @classmethod
     def of_template(cls, text: str) -> MarkedText:
-        """Return a text that the template wrote."""
         return cls(text, _OURS * len(text))
 
     @classmethod
     def joined(cls, parts: Iterable[Any]) -> MarkedText:
-        """Return the parts, texts or what turns into texts, one after the other.
-
-        Raises:
-            LimitError: they are too long together.
-        """
+        """Return the parts, texts or what turns into texts, one after the other; refuse what is too long together."""
         texts, length = [], 0
         for part in parts:
             text = part if isinstance(part, str) else str(part)
@@ -91,31 +89,24 @@ class MarkedText(str):
             yield self[place]
 
     def strip(self, characters: str | None = None, /) -> MarkedText:
-        """As :meth:`str.strip`."""
         return self.lstrip(characters).rstrip(characters)
 
     def lstrip(self, characters: str | None = None, /) -> MarkedText:
-        """As :meth:`str.lstrip`."""
         return self[len(self) - len(str.lstrip(self, characters)) :]
 
     def rstrip(self, characters: str | None = None, /) -> MarkedText:
-        """As :meth:`str.rstrip`."""
         return self[: len(str.rstrip(self, characters))]
 
     def removeprefix(self, prefix: str, /) -> MarkedText:
-        """As :meth:`str.removeprefix`."""
         return self[len(self) - len(str.removeprefix(self, prefix)) :]
 
     def removesuffix(self, suffix: str, /) -> MarkedText:
-        """As :meth:`str.removesuffix`."""
         return self[: len(str.removesuffix(self, suffix))]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As :meth:`str.split`."""
         return self._mark_parts(str.split(self, sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As :meth:`str.rsplit`."""
         parts = str.rsplit(self, sep, maxsplit)
         if sep is not None:
             return self._mark_parts(parts, sep)
@@ -128,7 +119,6 @@ class MarkedText(str):
         return found[::-1]
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        """As :meth:`str.splitlines`."""
         shown, found, start = str.splitlines(self, keepends), list[str](), 0
         for whole, part in zip(str.splitlines(self, True), shown, strict=True):
             found.append(self[start : start + len(part)])
@@ -136,11 +126,9 @@ class MarkedText(str):
         return found
 
     def partition(self, separator: str, /) -> tuple[str, str, str]:
-        """As :meth:`str.partition`."""
         return self._mark_partition(*map(len, str.partition(self, separator)[:2]))
 
     def rpartition(self, separator: str, /) -> tuple[str, str, str]:
-        """As :meth:`str.rpartition`."""
         return self._mark_partition(*map(len, str.rpartition(self, separator)[:2]))
 
     def _mark_partition(self, before: int, between: int) -> tuple[str, str, str]:
@@ -180,27 +168,21 @@ class MarkedText(str):
         return MarkedText(changed, self._marks if len(changed) == len(self) else None)
 
     def upper(self) -> MarkedText:
-        """As :meth:`str.upper`."""
         return self._same_length(str.upper(self))
 
     def lower(self) -> MarkedText:
-        """As :meth:`str.lower`."""
         return self._same_length(str.lower(self))
 
     def capitalize(self) -> MarkedText:
-        """As :meth:`str.capitalize`."""
         return self._same_length(str.capitalize(self))
 
     def title(self) -> MarkedText:
-        """As :meth:`str.title`."""
         return self._same_length(str.title(self))
 
     def _mark_parts(self, parts: Sequence[str], separator: str | None) -> list[str]:
         """Return parts that follow each other in the text, with its marks.
 
-        Args:
-            parts: with the separator between any two.
-            separator: ``None`` where it is white space, which no part but the last has within.
+        A separator that is ``None`` is white space, which no part but the last has within.
         """
         found: list[str] = []
         start = 0

@@ -95,9 +95,6 @@ def plain_data(value: Any, called: str, levels: int = _MAX_LEVELS) -> Any:
         value: texts, numbers, ``None``, lists and mappings of such, or objects with ``model_dump``.
         called: what the value belongs to, for messages.
         levels: lists and mappings that may be within each other.
-
-    Raises:
-        InputError: there is something else in it, or it has too many levels.
     """
     if value is None or isinstance(value, _SCALARS):
         return value

@@ -27,11 +27,6 @@ _OPTION = functools.partial(Option, panel="Chat")
 
 
 def _parse_variables(texts: Sequence[str]) -> dict[str, Any]:
-    """Read a template's variables as a text has them.
-
-    Raises:
-        InputError: the text is no JSON object.
-    """
     try:
         variables = json.loads(texts[-1])
     except ValueError as error:

@@ -42,27 +42,13 @@ _ROOM_FOR_ANSWERS: Final = 4
 
 
 class _RenderedPrompt(NamedTuple):
-    """A conversation as a prompt.
-
-    Attributes:
-        text: with marks on what the template wrote.
-        token_ids: of the text.
-        begun: whether it ends within reasoning.
-    """
-
     text: MarkedText
     token_ids: list[int]
     begun: bool
 
 
 class ChatPromptBuilder:
-    """Makes prompts of conversations for one model. Any thread may use it.
-
-    Args:
-        template: of the model.
-        vocabulary: of the model.
-        context_length: tokens of prompt and answer together.
-    """
+    """Makes prompts of conversations for one model. Any thread may use it."""
 
     def __init__(self, template: ChatTemplate, vocabulary: Vocabulary, context_length: int) -> None:
         self.template = template
@@ -78,13 +64,7 @@ class ChatPromptBuilder:
         params: ChatParams,
         max_tokens: int,
     ) -> ChatPrompt:
-        """Return what a conversation comes to.
-
-        Args:
-            messages: of the conversation; a text is what a user says.
-            tools: functions that the model may call, in the form of OpenAI's API.
-            params: how it is written.
-            max_tokens: most tokens that the answer may have; 0 for a prompt that is only looked at, of any length.
+        """Return what a conversation comes to. With 0 ``max_tokens`` it is only looked at, and may be of any length.
 
         Raises:
             InputError: the messages cannot be used, or the template knows nothing of an option.
@@ -169,15 +149,7 @@ class ChatPromptBuilder:
         )
 
     def reading_calls(self, prompt: ChatPrompt, tools: Sequence[Mapping[str, Any]] | None) -> ChatPrompt:
-        """Return a prompt of whose answer calls are read, if there are tools and it is known how the model calls them.
-
-        Args:
-            prompt: as :meth:`prompt` returned it.
-            tools: that it tells of.
-
-        Raises:
-            CapabilityError: the library that reads calls is not installed.
-        """
+        """Return a prompt of whose answer calls are read, if there are tools and their format is known."""
         call_format = find_call_format(self.template) if tools else None
         if call_format is None:
             return prompt
@@ -258,7 +230,6 @@ class ChatPromptBuilder:
             return False
 
     def _reasoning_variables(self, params: ChatParams) -> dict[str, Any]:
-        """Return the template's variables of reasoning."""
         variables: dict[str, Any] = {}
         if params.reasoning != "auto":
             variables.update(dict.fromkeys(_find_switches(self.template), params.reasoning == "on"))
@@ -319,7 +290,6 @@ def find_unsupported_options(params: ChatParams, template: ChatTemplate) -> dict
 
 
 def is_reasoning_model(template: ChatTemplate) -> bool:
-    """Return whether a template's model is known to reason."""
     return find_markers(template.source) is not None or bool(_find_switches(template))
 
 

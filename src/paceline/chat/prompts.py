@@ -84,10 +84,6 @@ def tokenize_rendered(text: MarkedText, vocabulary: Vocabulary, *, adds_opening:
         vocabulary: of the model.
         adds_opening: put the tokens before it that the model wants before a text, unless it begins with them: a
             template that writes its own begin token does not get two.
-
-    Raises:
-        InputError: the text is not valid Unicode.
-        CapabilityError: the model has no tokenizer.
     """
     token_ids: list[int] = []
     for is_spelled, group in groupby(_split_stretches(text, vocabulary), key=attrgetter("is_spelled")):
@@ -101,13 +97,7 @@ def tokenize_rendered(text: MarkedText, vocabulary: Vocabulary, *, adds_opening:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A control token that the template wrote, or what is between two of them.
-
-    Attributes:
-        text: what is written.
-        is_token: whether it is a control token of the template.
-        is_spelled: whether somebody spells a control token in it.
-    """
+    """A control token that the template wrote, or what is between two of them, where somebody may spell one."""
 
     text: str
     is_token: bool = False

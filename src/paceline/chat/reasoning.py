@@ -68,12 +68,7 @@ class ReasoningMarkers:
 
 
 class KnownMarkers(NamedTuple):
-    """Markers, and how a template that has them is known.
-
-    Attributes:
-        signs: texts that are all in the template's source.
-        markers: what its model writes.
-    """
+    """What a model writes around its reasoning, if all of the ``signs`` are in its template's source."""
 
     signs: tuple[str, ...]
     markers: ReasoningMarkers
@@ -147,10 +142,8 @@ def find_markers(template: str) -> ReasoningMarkers | None:
 def opens_reasoning(text: str, markers: ReasoningMarkers) -> bool:
     """Return whether reasoning is open where a text ends.
 
-    Args:
-        text: what follows the last message of a prompt: the generation prompt and the beginning of an answer that is to
-            be continued. What a user wrote is to be left out, as markers may be spelled in it.
-        markers: of the model.
+    The text is what follows the last message of a prompt: the generation prompt, and the beginning of an answer that is
+    to be continued. What a user wrote is to be left out, as markers may be spelled in it.
     """
     return text.rfind(markers.start) > text.rfind(markers.end)
 
@@ -173,9 +166,6 @@ def build_budget(
         num_tokens: most tokens of one reasoning, 0 for none; -1 is no limit.
         begun: whether the prompt ends inside of reasoning.
         message: said before the reasoning is closed.
-
-    Raises:
-        SamplingError: the number of tokens is below -1.
     """
     said = vocabulary.tokenize(message, add_special=False) if message else []
     return ReasoningBudget(
@@ -228,7 +218,6 @@ class ReasoningSplitter:
 
     @property
     def is_inside(self) -> bool:
-        """Whether reasoning goes on."""
         return self._inside
 
     @property

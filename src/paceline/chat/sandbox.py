@@ -163,7 +163,6 @@ class _Generation(Extension):
     tags: set[str] = {"generation"}  # noqa: RUF012 - jinja2's declaration
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what is within the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -192,12 +191,7 @@ def _check_name(name: object) -> None:
 
 
 class _ListMethod:
-    """A method that changes a list.
-
-    Args:
-        values: the list.
-        name: of the method, one of :data:`_LIST_METHODS`.
-    """
+    """A method that changes a list: one of :data:`_LIST_METHODS`."""
 
     __slots__ = ("_name", "_values")
 
@@ -216,7 +210,6 @@ class _Formatter(SandboxedFormatter):
     """``str.format`` that keeps the marks of the fields it puts in as they are."""
 
     def fill(self, text: MarkedText, args: tuple[Any, ...], named: Mapping[str, Any]) -> MarkedText:
-        """Return the text with its fields put in."""
         # Where somebody's text is among the template's, there is no telling which of both a brace was.
         by_template = 0 not in template_marks(text)
         return MarkedText.joined(self._parts(text, by_template, args, named))
@@ -271,11 +264,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template, and have every turn of its loops counted.
-
-        Raises:
-            LimitError: the template has too many nodes.
-        """
+        """Parse a template that is not too large, and have every turn of its loops counted."""
         template = super()._parse(source, name, filename)
         for number, node in enumerate(template.find_all(nodes.Node)):
             if number >= MAX_NODES:
@@ -324,7 +313,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def printed(value: Any) -> str:
-        """Return the text of what a template prints."""
         check_time()
         check_grown(value)
         return value if isinstance(value, MarkedText) else MarkedText(str(value))
@@ -356,7 +344,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return _check_result(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may have an attribute."""
         if isinstance(obj, _NO_ATTRIBUTES) or (isinstance(obj, str) and attr in _NO_METHODS):
             return False
         return super().is_safe_attribute(obj, attr, value)

@@ -171,7 +171,6 @@ class ChatTemplate:
             raise ModelFileError(self._describe_fault(what)) from None
 
     def _describe_fault(self, what: str, way_out: str = "") -> str:
-        """Return the line that says what is wrong, and the way out."""
         return f"the chat template of {self.origin} {what}; {way_out + ', or ' if way_out else ''}{_ANOTHER}"
 
 

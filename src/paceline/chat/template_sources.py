@@ -33,7 +33,7 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
 
     Args:
         path: of a GGUF file or a Hugging Face folder.
-        vocabulary: of the model, which spells the tokens that templates have variables for.
+        vocabulary: spells the tokens that templates have variables for.
         replaced_by: a template to use instead: its text, or the path of its file.
 
     Raises:
@@ -63,33 +63,23 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
 
 
 def has_template(path: Path) -> bool:
-    """Return whether a model has a chat template, which is not looked at.
-
-    Raises:
-        ModelFileError: a file cannot be read.
-    """
+    """Return whether a model has a chat template, which is not looked at."""
     return bool(
         _read_folder_templates(path) if path.is_dir() else _read_gguf_templates(read_gguf_header(path).metadata)
     )
 
 
 def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
-    """Refuse a model that cannot chat, before it is loaded.
-
-    Args:
-        path: of the model.
-        replaced_by: a template to use instead of the model's own; then it need not have one.
+    """Refuse a model that cannot chat, before it is loaded. With a template to use instead it need not have one.
 
     Raises:
         CapabilityError: the model has no chat template.
-        ModelFileError: a file cannot be read.
     """
     if replaced_by is None and not has_template(path):
         raise no_template_error(path)
 
 
 def no_template_error(path: Path) -> CapabilityError:
-    """Return the error of a model without a chat template."""
     return CapabilityError(
         f"{path.name} has no chat template, as models have none that only continue texts: have it continue a "
         "text (`generate`), or give a template (`template_file`)"
@@ -97,7 +87,6 @@ def no_template_error(path: Path) -> CapabilityError:
 
 
 def _read_gguf_templates(metadata: Mapping[str, Value]) -> dict[str, str]:
-    """Return the templates of a GGUF file by name."""
     found: dict[str, Value | None] = {_DEFAULT: metadata.get(_GGUF_KEY)}
     for key, value in metadata.items():
         if key.startswith(f"{_GGUF_KEY}."):

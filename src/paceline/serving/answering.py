@@ -46,7 +46,7 @@ class PreparedPrompt:
 
     Attributes:
         token_ids: tokens of the prompt.
-        text: the prompt as a text.
+        text: control tokens spelled out.
         options: of the call, beside those of the request.
         chat: what a conversation came to; ``None`` of a completion.
         reasoning_format: where an answer has its reasoning.
@@ -78,17 +78,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round added tokens; it comes before what they say, and only where rounds were asked for.
-
-    Attributes:
-        emission: what the round added, with the drafts that were judged in it.
-    """
+    """A round added tokens; it comes before what they say, and only where rounds were asked for."""
 
     emission: Emission
 
     @property
     def num_listed(self) -> int:
-        """Drafts and tokens."""
         drafts = self.emission.drafts
         return len(self.emission.token_ids) + (0 if drafts is None else len(drafts.token_ids))
 
@@ -108,7 +103,7 @@ class Choice:
         number: among all answers of the request.
         prompt: what is answered.
         stream: the answer, as the engine writes it.
-        assembler: makes events of it; of a stream it keeps nothing that was sent.
+        assembler: makes events; of a stream it keeps nothing that was sent.
         slot: number of the place that it has while it runs; -1 before.
         has_new_line: whether a line ended.
         timed_out: whether it was ended because it took too long.
@@ -141,7 +136,6 @@ class Choice:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt."""
         return len(self.prompt.token_ids)
 
     @property
@@ -176,7 +170,6 @@ class Choice:
         return 0 if request is None else request.stats.cached_tokens
 
     def take(self, emission: Emission | None) -> list[Event]:
-        """Return what a round brought."""
         events: list[Event] = []
         if emission is None or not self.assembler.num_tokens:
             events += self._progress(emission)
@@ -193,7 +186,6 @@ class Choice:
         return events
 
     def end(self, finish_reason: str, stats: RequestStats) -> None:
-        """Take note of the end."""
         self.finish_reason, self.stats = finish_reason, stats
 
     async def ended(self) -> None:
@@ -250,15 +242,12 @@ class Answer:
         request: what is asked for.
         prompts: to answer.
         namespace: whose the texts are: nothing that was read is shared with others.
-        client: who asks: turns are taken with others, who are told nothing of it.
+        client: takes turns with others, who are told nothing of it.
         most_s: seconds after which answers end where they are; 0 for no limit.
 
     Attributes:
         id: of the answer, for the client.
         created: when it was asked for, in seconds since 1970.
-        client: who asks.
-        served: the model.
-        request: what is asked for.
         choices: in the order of prompts, and of the choices of each.
         interrupted: whether the server ended it, as it ends itself.
     """
@@ -298,8 +287,7 @@ class Answer:
     async def admitted(self) -> None:
         """Wait until all choices were taken by the engine, though they may still wait for their start.
 
-        Raises:
-            PacelineError: one of them was refused; then all are ended.
+        Where one is refused, all are ended.
         """
         try:
             # All at once: each wait may take as long as a round.
@@ -311,13 +299,7 @@ class Answer:
     async def rounds(self, every: int = 1) -> AsyncIterator[tuple[Choice, list[Event]]]:
         """Iterate over what rounds of the engine bring to any of the choices, and over the ends of choices.
 
-        Leaving the iteration early ends all of them.
-
-        Args:
-            every: rounds of a choice after its first that are waited for together.
-
-        Raises:
-            PacelineError: an answer ended by an error.
+        Leaving the iteration early ends all of them. ``every`` so many rounds of a choice are waited for together.
         """
         try:
             if len(self.choices) == 1:

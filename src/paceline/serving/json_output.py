@@ -10,13 +10,7 @@ from typing import Any, Final
 
 
 class Listed:
-    """A list that may be long, and whose parts are made and written some at a time.
-
-    Args:
-        items: what the parts are made of, one by one.
-        made_of: returns the parts that some items come to.
-        num_each: values in each part.
-    """
+    """A list that may be long: ``made_of`` some items at a time, of which each comes to ``num_each`` values."""
 
     def __init__(self, items: Sequence[Any], made_of: Callable[[Sequence[Any]], list[Any]], num_each: int = 1) -> None:
         self._items = items
@@ -24,11 +18,9 @@ class Listed:
         self._at_once = max(_MAX_AT_ONCE // num_each, 1)
 
     def whole(self) -> list[Any]:
-        """Return the list."""
         return self._made_of(self._items)
 
     def pieces(self) -> Iterator[bytes]:
-        """Iterate over the JSON of the list."""
         between = b"["
         for start in range(0, len(self._items), self._at_once):
             yield between + to_json(self._made_of(self._items[start : start + self._at_once]))[1:-1]
@@ -44,11 +36,9 @@ PLACE: Final = secrets.token_hex(8)
 
 
 def as_events(chunks: Sequence[dict[str, Any]], *, in_pieces: bool = False) -> bytes:
-    """Return chunks as server-sent events, to be sent at once.
+    """Return chunks of a stream as server-sent events, to be sent at once.
 
-    Args:
-        chunks: of a stream.
-        in_pieces: let other threads run while they are written.
+    With ``in_pieces`` other threads run while they are written.
     """
     if in_pieces:
         return b"".join(b"".join((b"data: ", *json_pieces(chunk), b"\n\n")) for chunk in chunks)
@@ -58,9 +48,7 @@ def as_events(chunks: Sequence[dict[str, Any]], *, in_pieces: bool = False) -> b
 def to_json(value: Any, default: Callable[[Any], Any] = Listed.whole) -> bytes:
     """Return JSON. Characters that UTF-8 cannot write, such as half a pair of surrogates, are escaped.
 
-    Args:
-        value: to write.
-        default: returns what is written in the place of a :class:`Listed`.
+    ``default`` returns what is written in the place of a :class:`Listed`.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=default)
     try:

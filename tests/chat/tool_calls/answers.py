@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.chat.reasoning import KNOWN_MARKERS, AnswerPart, ReasoningMarkers, ReasoningSplitter
-from paceline.chat.tool_calls.base import AnswerDelta, ArgumentsDelta, CallStarted, ContentDelta
+from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ContentDelta, ParsedDelta
 from paceline.chat.tool_calls.formats import FORMATS, PLAIN_CALLS
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.text import TextSegment
@@ -330,7 +330,7 @@ def parser_of(family: str, tools: Sequence[dict[str, Any]] = TOOLS, *, required:
     return ToolCallParser(BY_NAME[family], tools, required=required, new_id=lambda: f"made_{next(numbers)}")
 
 
-def added(deltas: Sequence[AnswerDelta]) -> Message:
+def added(deltas: Sequence[ParsedDelta]) -> Message:
     """Return the message that deltas come to."""
     message = Message("", None, [])
     for delta in deltas:
@@ -351,7 +351,7 @@ def read(answer: Answer, pieces: Sequence[str], tools: Sequence[dict[str, Any]] 
     """Return what an answer comes to if it arrives in pieces."""
     splitter, parser = ReasoningSplitter(answer.markers), parser_of(answer.family, tools)
     reasoning: list[str] = []
-    deltas: list[AnswerDelta] = []
+    deltas: list[ParsedDelta] = []
 
     def part(parts: Sequence[AnswerPart]) -> None:
         for one in parts:

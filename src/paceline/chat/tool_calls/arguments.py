@@ -41,11 +41,7 @@ _ELSEWHERE: Final = frozenset(
 
 
 class ArgumentRules:
-    """Adds rules of arguments to a grammar.
-
-    Args:
-        rules: of the grammar.
-    """
+    """Adds rules of arguments to a grammar."""
 
     def __init__(self, rules: LarkRules) -> None:
         self._rules = rules
@@ -53,14 +49,7 @@ class ArgumentRules:
     def add(self, name: str, style: ArgumentStyle, schema: Schema, *, strict: bool = True) -> Sequence[str]:
         """Add the rule of a tool's arguments, and return the names of those that stand in no JSON.
 
-        Args:
-            name: of the rule.
-            style: in which they are written.
-            schema: of the tool's parameters.
-            strict: refuse a schema that says what nothing can keep arguments to, instead of leaving that out.
-
-        Raises:
-            ConstraintError: it is no schema.
+        Unless ``strict``, what nothing can keep arguments to is left out of the schema; else it is refused.
         """
         _check(schema)
         if style == "json":
@@ -130,7 +119,7 @@ class _TaggedValue:
         rules: of the grammar.
         name: what the names of the rules begin with.
         known: the schema of the function's parameters.
-        after: what ends it.
+        after: what ends the value.
         has_lines: whether a line break before a value, and one behind it, are no part of it.
         strict: refuse what nothing can keep a value to, instead of leaving that out.
     """
@@ -148,9 +137,7 @@ class _TaggedValue:
     def of(self, schema: Any, *, apart: bool) -> list[tuple[bool, str]]:
         """Return expressions of values that a schema allows, each with whether they are texts.
 
-        Args:
-            schema: of the parameter.
-            apart: whether the tag tells texts from all else. If it does not, they are one expression.
+        They are one expression unless texts are ``apart``: the tag tells them from all else.
         """
         branches = self._known.branches(schema)
         texts = [branch for branch in branches if _may_be_text(branch)]

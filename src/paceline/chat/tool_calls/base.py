@@ -28,11 +28,7 @@ END_OF_VALUE = "\x1e"
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what an answer says.
-
-    Attributes:
-        text: to be put behind what came before, calls or not.
-    """
+    """More of what an answer says, to be put behind what came before, calls or not."""
 
     text: str
 
@@ -83,7 +79,7 @@ class ArgumentsDelta:
         return TextSegment(self.text, self.source)
 
 
-AnswerDelta: TypeAlias = ContentDelta | CallStarted | ArgumentsDelta
+ParsedDelta: TypeAlias = ContentDelta | CallStarted | ArgumentsDelta
 """What a piece of an answer's text came to."""
 
 

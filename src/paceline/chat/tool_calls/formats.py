@@ -342,24 +342,16 @@ PLAIN_CALLS: Final = ToolCallFormat(
 
 
 def find_format(template: str) -> ToolCallFormat | None:
-    """Return the format that a chat template's source speaks of; ``None`` where no family is known by it.
-
-    Args:
-        template: the source, in jinja2's language.
-    """
+    """Return the format that a chat template's source speaks of; ``None`` where no family is known by it."""
     known = (one for one in FORMATS if any(all(sign in template for sign in signs) for signs in one.signs))
     return next(known, None)
 
 
 def control_marks(call_format: ToolCallFormat, vocabulary: Vocabulary) -> dict[str, int]:
-    """Return the control tokens among a format's marks, as ids by spelling.
+    """Return the control tokens among a format's marks, as ids by spelling, in the target's vocabulary.
 
     The ids are for :attr:`~paceline.core.params.StopRules.preserved_ids`: the text of an answer lacks other control
     tokens. Tokens that end an answer are never in its text.
-
-    Args:
-        call_format: whose marks they are.
-        vocabulary: the target's.
     """
     texts = [*_texts(call_format.template), *call_format.tails]
     if (written := call_format.written) is not None:
@@ -375,7 +367,6 @@ def control_marks(call_format: ToolCallFormat, vocabulary: Vocabulary) -> dict[s
 
 
 def _texts(value: Any) -> Sequence[str]:
-    """Return all texts in plain data."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

@@ -143,14 +143,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_names(call_format: ToolCallFormat, written: WrittenCalls, name: str, parameters: Sequence[str]) -> None:
     """Refuse a name that would be no name any more where a call with it is read.
 
-    Args:
-        call_format: in which it would be read.
-        written: how it would be written.
-        name: of the function.
-        parameters: names that stand in no JSON.
-
-    Raises:
-        ConstraintError: there is one.
+    Parameters are those that stand in no JSON.
     """
     # Of others every family's way of writing is known to keep them.
     odd = [one for one in parameters if not _PLAIN_NAME.fullmatch(one)]

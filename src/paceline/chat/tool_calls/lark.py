@@ -39,11 +39,7 @@ class LarkRules:
         return name in self._rules
 
     def add(self, name: str, expression: str) -> None:
-        """Add a rule, or a terminal if the name is in capitals.
-
-        Raises:
-            ConstraintError: the grammar is too large with it.
-        """
+        """Add a rule, or a terminal if the name is in capitals, unless the grammar is too large with it."""
         self._num_characters += len(name) + len(expression)
         if self._num_characters > _MAX_CHARACTERS:
             raise ConstraintError(
@@ -53,13 +49,7 @@ class LarkRules:
         self._rules[name] = expression or '""'
 
     def add_until(self, name: str, text: str, before: str = ANY_TEXT) -> None:
-        """Add a rule of text up to and with the first place where ``text`` stands.
-
-        Args:
-            name: of the rule.
-            text: that ends it.
-            before: the pattern of what may stand before.
-        """
+        """Add a rule of text up to and with the first ``text``; what stands before keeps to the pattern ``before``."""
         first, *others = self._pieces(text)
         without = f"{before} & {exclude_text(first)}"
         if self._spelled is not None and first in self._ids:
@@ -82,7 +72,6 @@ class LarkRules:
         )
 
     def text(self) -> str:
-        """Return the grammar."""
         return "".join(f"{name}: {expression}\n" for name, expression in self._rules.items())
 
     def _pieces(self, text: str) -> list[str]:
@@ -96,7 +85,6 @@ def exclude_text(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return the regular expression of a text."""
     return "".join(one if one.isalnum() else f"\\x{ord(one):02x}" if one.isascii() else one for one in text)
 
 
@@ -108,9 +96,6 @@ def as_string(text: str) -> str:
 def as_schema(schema: Mapping[str, Any] | bool, whitespace: Whitespace = "short", *, strict: bool) -> str:
     """Return the expression of a JSON value that a schema allows.
 
-    Args:
-        schema: the schema.
-        whitespace: where there may be space between the parts of the JSON.
-        strict: refuse a schema that says what nothing can keep a value to, instead of leaving that out.
+    Unless ``strict``, what nothing can keep a value to is left out of the schema; else it is refused.
     """
     return f"%json {write_schema(schema, whitespace, strict=strict)}"

@@ -47,7 +47,7 @@ class LiteralRules:
 
     Args:
         rules: of the grammar.
-        notation: in which they are written.
+        notation: in which values are written.
         known: the schema of the function's parameters.
         name: what the names of the rules begin with.
         strict: refuse what nothing can keep a value to, instead of leaving that out.
@@ -102,7 +102,6 @@ class LiteralRules:
         return f'{self._rules.marks(gemma_key(name))} ":"'
 
     def value(self, schema: Any) -> str:
-        """Return the expression of a value that keeps to a schema."""
         found = dict.fromkeys(one for branch in self._known.branches(schema) for one in self._kinds(branch))
         return f"({' | '.join(found)})" if found else self._any
 

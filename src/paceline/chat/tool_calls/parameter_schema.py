@@ -45,13 +45,7 @@ _MAX_PARAMETERS: Final = 20_000
 
 
 class Parameter(NamedTuple):
-    """A parameter of a function.
-
-    Attributes:
-        name: of the parameter.
-        schema: as it was given: it may be a reference.
-        required: whether a call needs it.
-    """
+    """A parameter of a function. Its schema is as it was given: it may be a reference."""
 
     name: str
     schema: Any
@@ -59,13 +53,9 @@ class Parameter(NamedTuple):
 
 
 class ParameterSchema:
-    """The schema of a function's parameters.
+    """The schema of a function's parameters: of an object, whose properties these are.
 
-    Args:
-        schema: of an object, whose properties are the parameters.
-
-    Raises:
-        ConstraintError: it is none, or takes too much.
+    Methods raise ConstraintError where following references takes too much.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -76,11 +66,7 @@ class ParameterSchema:
 
     @functools.cached_property
     def variants(self) -> Sequence[Sequence[Parameter]]:
-        """The parameters of which the arguments keep to one list.
-
-        Raises:
-            ConstraintError: there are too many.
-        """
+        """The parameters of which the arguments keep to one list."""
         self._num_steps = self._num_entries = 0
         found: list[list[Parameter]] = []
         num_parameters = 0
@@ -115,11 +101,7 @@ class ParameterSchema:
         ]
 
     def branches(self, schema: Any) -> list[Schema]:
-        """Return what a schema chooses from, references followed; the schema itself where it chooses nothing.
-
-        Raises:
-            ConstraintError: that takes too much.
-        """
+        """Return what a schema chooses from, references followed; the schema itself where it chooses nothing."""
         self._num_steps = self._num_entries = 0
         return list(self._branches(schema, ()))
 
@@ -238,7 +220,6 @@ def own_types(schema: Schema) -> list[str] | None:
 
 
 def type_of(value: Any) -> str:
-    """Return the type of a value as JSON."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, float):

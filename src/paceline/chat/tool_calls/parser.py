@@ -24,10 +24,10 @@ from typing import Any, Final
 
 from paceline.chat.tool_calls.base import (
     END_OF_VALUE,
-    AnswerDelta,
     ArgumentsDelta,
     CallStarted,
     ContentDelta,
+    ParsedDelta,
     ToolCallFormat,
 )
 from paceline.chat.tool_calls.parameter_schema import ParameterSchema
@@ -114,7 +114,7 @@ class ToolCallParser:
         self._spaces: list[str] = []
         # What was said since the last of the deltas.
         self._said: list[str] = []
-        self._deltas: list[AnswerDelta] = []
+        self._deltas: list[ParsedDelta] = []
         self._is_required = required
         self._is_one = not several
         # Of an answer that has to be calls: what is content if there are none.
@@ -122,10 +122,9 @@ class ToolCallParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
         return self._num_calls
 
-    def push(self, text: str) -> list[AnswerDelta]:
+    def push(self, text: str) -> list[ParsedDelta]:
         """Add text and return what became certain."""
         at = 0
         while at < len(text):
@@ -145,7 +144,7 @@ class ToolCallParser:
             at += 1
         return self._take_deltas()
 
-    def finish(self) -> list[AnswerDelta]:
+    def finish(self) -> list[ParsedDelta]:
         """Return all that was withheld; for the end of an answer."""
         self._end_run()
         if self._value is not None:
@@ -163,7 +162,7 @@ class ToolCallParser:
         self._left = []
         return self._take_deltas()
 
-    def _take_deltas(self) -> list[AnswerDelta]:
+    def _take_deltas(self) -> list[ParsedDelta]:
         self._join_said()
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -338,11 +337,7 @@ class ToolCallParser:
         return [(call_id if isinstance(call_id, str) else "", name, _as_json(arguments))]
 
     def _arguments(self, function: Mapping[str, Any]) -> Any:
-        """Return the arguments of a call, by whichever name it has them.
-
-        Raises:
-            ValueError: it has something else beside its name.
-        """
+        """Return the arguments of a call, by whichever name it has them, unless more stands beside its name."""
         given = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)
         if given is None and (self._format.bare and not any(name in function for name in _ARGUMENTS)):
             raise ValueError("no call")
@@ -351,15 +346,12 @@ class ToolCallParser:
         return {} if given is None else given
 
     def _read_arguments(self, name: str, arguments: dict[str, Any], *, are_texts: bool) -> dict[str, Any]:
-        """Return the arguments of a function as its schema has them.
+        """Return the arguments of a function as its schema has them, if none is missing.
 
         Args:
             name: of the function.
             arguments: values by their names, as the model wrote them.
             are_texts: whether each was written as a text, whatever it is.
-
-        Raises:
-            ValueError: one is missing that a call needs.
         """
         known = self._get_schema(name)
         found = {}

@@ -53,10 +53,6 @@ def find_call_format(template: ChatTemplate) -> ToolCallFormat | None:
 def parse_response_template(template: Any, origin: str) -> ToolCallFormat | None:
     """Return the format of calls that a response template describes; ``None`` where it says nothing of calls.
 
-    Args:
-        template: in Hugging Face's form.
-        origin: the model, for messages.
-
     Raises:
         ModelFileError: it is none, or has a pattern that could take long.
     """

@@ -46,14 +46,9 @@ _FORMATS: Final = {
 
 
 def text_pattern(schema: Schema, *, strict: bool) -> str:
-    """Return the expression of the texts that a schema allows; :data:`ANY_TEXT` for all.
+    """Return the expression of the texts that a schema without references allows; :data:`ANY_TEXT` for all.
 
-    Args:
-        schema: of a text, without references.
-        strict: refuse what nothing can keep a text to, instead of leaving that out.
-
-    Raises:
-        ConstraintError: it says what nothing can keep a text to.
+    Unless ``strict``, what nothing can keep a text to is left out; else it is refused.
     """
     parts = []
     least, most = (_length(schema.get(key)) for key in ("minLength", "maxLength"))

@@ -23,11 +23,7 @@ def _library() -> tuple[Any, Any]:
 
 
 def load_template(template: Mapping[str, Any], name: str) -> Any:
-    """Return a response template, compiled.
-
-    Args:
-        template: in Hugging Face's form.
-        name: whose it is, for messages.
+    """Return a response template in Hugging Face's form, compiled; messages name whose it is.
 
     Raises:
         CapabilityError: the library is not installed.
@@ -42,12 +38,7 @@ def load_template(template: Mapping[str, Any], name: str) -> Any:
 
 
 def new_reader(template: Any, *, at_beginning: bool) -> Any:
-    """Return a reader of an answer.
-
-    Args:
-        template: as :func:`load_template` returns it.
-        at_beginning: whether a call may begin without a marker.
-    """
+    """Return a reader of an answer, in which a call may begin without a marker if it is read from its beginning."""
     # A character before the text says that the text is not at the beginning.
     reader, _ = _library()
     return reader(template, prefix="" if at_beginning else "\0")

@@ -137,16 +137,14 @@ def quote_keys(text: str) -> str:
 def parse_value(text: str, known: ParameterSchema, schema: Any, *, is_text: bool | None = None) -> Any:
     """Return what a text stands for that a model wrote as the value of a parameter.
 
-    Where a schema allows texts and more, it is what it spells if that is allowed: 5 is a number, and five a text.
+    Where a schema allows texts and more, it is what it spells if that is allowed: 5 is a number, and five a text. What
+    spells nothing that the schema allows stays a text.
 
     Args:
         text: of the value, without the marks around it.
         known: the schema of the function's parameters.
         schema: of the parameter.
         is_text: whether the model said that it is one; ``None`` where nothing says so.
-
-    Returns:
-        The value; the text where it spells nothing that the schema allows.
     """
     branches = known.branches(schema)
     texts = [value for branch in branches for value in choices(branch) if isinstance(value, str)]
@@ -170,9 +168,7 @@ def parse_value(text: str, known: ParameterSchema, schema: Any, *, is_text: bool
 def _parse_spellings(text: str, *, loosely: bool) -> list[Any]:
     """Return what a text may spell, besides itself.
 
-    Args:
-        text: of a value.
-        loosely: also in ways that JSON lacks, as it can be no text: 007 is 7, and 1 is true.
+    What can be no text is read ``loosely``, in ways that JSON lacks: 007 is 7, and 1 is true.
     """
     found = []
     try:

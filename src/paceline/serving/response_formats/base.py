@@ -28,9 +28,6 @@ class ResponseFormatter(ABC):
 
     Attributes:
         ends_with_done: whether a stream's last line is ``[DONE]``.
-        answer: what is written.
-        request: the request that is answered.
-        vocabulary: spells tokens.
     """
 
     ends_with_done = False
@@ -57,12 +54,7 @@ class ResponseFormatter(ABC):
         """Return :meth:`chunks` as server-sent events, to be sent at once.
 
         Nearly all chunks differ in the text of a token alone, or in its number too. What stands around these is written
-        once.
-
-        Args:
-            choice: which answer.
-            events: what a round brought to it.
-            in_pieces: let other threads run while they are written.
+        once. With ``in_pieces`` other threads run while long lists are written.
         """
         found = []
         for event in events:
@@ -111,12 +103,9 @@ class ResponseFormatter(ABC):
         return self._frames[key]
 
     def running_timings(self, choice: Choice, event: Event | None = None) -> dict[str, Any]:
-        """Return the times of an answer so far.
+        """Return the times of an answer so far, to go with an event.
 
-        Args:
-            choice: the answer.
-            event: that the times go with. The first of a prompt comes before anything of it is read, however far the
-                engine is when that is told.
+        The first event of a prompt comes before anything of it is read, however far the engine is when that is told.
         """
         request = choice.stream.request
         assert request is not None
@@ -145,14 +134,12 @@ class ResponseFormatter(ABC):
         return found
 
     def probabilities(self, logprobs: Sequence[TokenLogprob]) -> Listed:
-        """Return how likely tokens were."""
         write = functools.partial(
             list_probabilities, vocabulary=self.vocabulary, post_sampling=self.request.post_sampling
         )
         return Listed(logprobs, write, 1 + (self.request.num_logprobs or 0))
 
     def progress(self, choice: Choice, event: Progress) -> dict[str, Any]:
-        """Return how far a prompt is read."""
         return {
             "total": choice.num_prompt,
             "cache": choice.cached,
@@ -166,10 +153,7 @@ def list_probabilities(
 ) -> list[dict[str, Any]]:
     """Return how likely tokens were, as OpenAI's chats and llama-server have it.
 
-    Args:
-        logprobs: of tokens.
-        vocabulary: spells them.
-        post_sampling: say probabilities of what was sampled from, in place of logarithms.
+    With ``post_sampling`` these are probabilities of what was sampled from, in place of logarithms.
     """
     found = []
     for each in logprobs:

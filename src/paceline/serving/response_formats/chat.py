@@ -23,7 +23,6 @@ class ChatFormatter(OpenAiFormatter):
     chunk_object = "chat.completion.chunk"
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """Return one finished answer."""
         return {
             "index": choice.number,
             "message": {"role": "assistant", **choice.assembler.message},
@@ -32,15 +31,13 @@ class ChatFormatter(OpenAiFormatter):
         }
 
     def nothing(self, choice: Choice) -> dict[str, Any]:
-        """Return what ``choices`` of a chunk has where nothing was said."""
         return self._delta(choice, {})
 
     def waiting(self, choice: Choice) -> dict[str, Any]:
-        """Return what ``choices`` of a chunk has before anything was said."""
         return self._delta(choice, {"role": "assistant", "content": None})
 
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
-        """Return what a stream says of an event; before all that an answer says, whose answer it is."""
+        """Before all that an answer says stands whose answer it is."""
         found = super().chunks(choice, event)
         if choice.number not in self._opened and not isinstance(event, Progress):
             self._opened.add(choice.number)
@@ -64,7 +61,6 @@ class ChatFormatter(OpenAiFormatter):
         return found
 
     def end_fields(self, choice: Choice) -> dict[str, Any]:
-        """Return what stands beside ``choices`` in the chunk that says why an answer ended."""
         found: dict[str, Any] = {}
         if self.request.verbose:
             found["__verbose"] = self.native.finished(choice, in_stream=True)
@@ -87,7 +83,6 @@ class ChatFormatter(OpenAiFormatter):
 
 
 def _part_delta(part: AnswerEvent) -> dict[str, Any]:
-    """Return a part of an answer as a chunk of a stream has it."""
     if isinstance(part, AnswerPart):
         return {_FIELDS[part.kind]: part.segment.text}
     if isinstance(part, CallStarted):

@@ -25,7 +25,6 @@ class CompletionFormatter(OpenAiFormatter):
         self._offsets = [_Offsets() for _ in answer.choices]
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """Return one finished answer."""
         prompt = choice.prompt.text if self.request.echo else ""
         return {
             "index": choice.number,
@@ -35,11 +34,10 @@ class CompletionFormatter(OpenAiFormatter):
         }
 
     def nothing(self, choice: Choice) -> dict[str, Any]:
-        """Return what ``choices`` of a chunk has where nothing was said."""
         return self._delta(choice, "")
 
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
-        """Return what a stream says of an event; first of all the prompt, where it is asked for."""
+        """Before all that an answer says stands the prompt, where it is asked for."""
         found = super().chunks(choice, event)
         if self.request.echo and choice.number not in self._opened:
             self._opened.add(choice.number)
@@ -47,7 +45,6 @@ class CompletionFormatter(OpenAiFormatter):
         return found
 
     def token_chunks(self, choice: Choice, event: TokenEvent) -> list[dict[str, Any]]:
-        """Return the chunk of a token."""
         chunk = self.chunk(self._delta(choice, event.text, self._logprobs(choice, event.logprobs)))
         if event.sources:
             chunk["sources"] = list(event.sources)
@@ -58,7 +55,6 @@ class CompletionFormatter(OpenAiFormatter):
         return [chunk]
 
     def end_fields(self, choice: Choice) -> dict[str, Any]:
-        """Return what stands beside ``choices`` in the chunk that says why an answer ended."""
         found = self.beside(choice)
         if self.request.verbose:
             found["__verbose"] = self.native.finished(choice, in_stream=True)

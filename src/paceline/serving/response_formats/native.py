@@ -21,7 +21,6 @@ class NativeFormatter(ResponseFormatter):
         return found[0] if len(found) == 1 else found
 
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
-        """Return what a stream says of an event."""
         if isinstance(event, Ended):
             return [self._chosen(self.finished(choice, in_stream=True))]
         if self.request.reads_only and not isinstance(event, Progress):
@@ -49,12 +48,7 @@ class NativeFormatter(ResponseFormatter):
         return [chunk]
 
     def finished(self, choice: Choice, *, in_stream: bool = False) -> dict[str, Any]:
-        """Return a finished answer.
-
-        Args:
-            choice: the answer.
-            in_stream: whether its text was sent before.
-        """
+        """Return a finished answer; the text of one that was streamed was sent before."""
         request, said = self.request, choice.assembler
         shows_text = not in_stream and not request.reads_only
         found: dict[str, Any] = {

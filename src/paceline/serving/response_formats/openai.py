@@ -15,12 +15,7 @@ from paceline.serving.timings import round_of, usage_of
 
 
 class OpenAiFormatter(ResponseFormatter):
-    """An API of OpenAI's whose answers are ``choices``.
-
-    Attributes:
-        whole_object: what a whole answer says that it is.
-        chunk_object: what a chunk says that it is.
-    """
+    """An API of OpenAI's whose answers are ``choices``."""
 
     ends_with_done = True
     whole_object = ""
@@ -57,7 +52,6 @@ class OpenAiFormatter(ResponseFormatter):
         return NativeFormatter(self.answer)
 
     def head(self, *, in_stream: bool) -> dict[str, Any]:
-        """Return what every part of the answer has."""
         return {
             "id": self.answer.id,
             "object": self.chunk_object if in_stream else self.whole_object,
@@ -67,7 +61,6 @@ class OpenAiFormatter(ResponseFormatter):
         }
 
     def chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        """Return a chunk with these ``choices``."""
         return {**self.head(in_stream=True), "choices": list(choices)}
 
     def finish_reason(self, choice: Choice) -> str:
@@ -77,11 +70,9 @@ class OpenAiFormatter(ResponseFormatter):
         return "tool_calls" if choice.assembler.num_calls else "stop"
 
     def usage(self) -> dict[str, Any]:
-        """Return the counts of tokens of all answers."""
         return usage_of(self.answer.choices, reads_only=self.request.reads_only)
 
     def whole(self) -> Any:
-        """Return the answer."""
         choices = [self.choice(choice) for choice in self.answer.choices]
         if len(choices) > 1:
             # Each has its own times; beside the list stand those of the first.
@@ -98,7 +89,6 @@ class OpenAiFormatter(ResponseFormatter):
         return found
 
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
-        """Return what a stream says of an event."""
         if isinstance(event, Ended):
             return self._end(choice)
         if isinstance(event, Progress):
