@@ -6,7 +6,7 @@ from collections import Counter
 
 from paceline.core.params import SpeculationParams
 from paceline.core.stats import RequestStats
-from paceline.serving.timings import speculation_of
+from paceline.serving.response_formats.timings import speculation_of
 
 
 def test_rounds_without_drafts_are_told_by_reason_also_where_others_drafted() -> None:

@@ -15,9 +15,10 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.core.vocabulary import Vocabulary
-from paceline.serving.answering import Answer, Choice, Event, Progress
+from paceline.serving.answering import Answer, Choice, Event, Progress, Round
 from paceline.serving.json_output import PLACE, Listed, as_events
-from paceline.serving.timings import metrics_of, speculation_of, timings_of
+from paceline.serving.prompts import token_piece
+from paceline.serving.response_formats.timings import metrics_of, speculation_of, timings_of
 
 LOWEST: Final = -3.4028234663852886e38
 """Number that stands for the logarithm of 0, which JSON has no word for; llama-server's is the same."""
@@ -146,6 +147,27 @@ class ResponseFormatter(ABC):
             "processed": event.processed,
             "time_ms": int(event.time_ms),
         }
+
+    def round(self, event: Round) -> dict[str, Any]:
+        """Return what a round drafted and what it added."""
+        emission = event.emission
+        drafts, stats = emission.drafts, emission.request.stats
+        found: dict[str, Any] = {"sources": list(emission.sources), "drafts": []}
+        if drafts is not None:
+            accepted = set(drafts.accepted)
+            found["drafts"] = [
+                {
+                    "id": drafts.token_ids[node],
+                    "text": token_piece(drafts.token_ids[node], self.vocabulary).decode("utf-8", "replace"),
+                    # Node 0 is no draft, so the drafts count from 0 and those at the top are below none of them.
+                    "parent": drafts.parents[node] - 1,
+                    "source": drafts.sources[node],
+                    "accepted": node in accepted,
+                }
+                for node in range(1, len(drafts.token_ids))
+            ]
+        # So far; the engine may be ahead of what is told here.
+        return {**found, "gain": stats.gain, "gain_low": stats.gain_low, "gain_high": stats.gain_high}
 
 
 def list_probabilities(

@@ -9,7 +9,6 @@ from paceline.serving.answering import Choice, Ended, Event, Progress, Round
 from paceline.serving.json_output import Listed
 from paceline.serving.props import biases_as_json, generation_settings
 from paceline.serving.response_formats.base import ResponseFormatter
-from paceline.serving.timings import round_of
 
 
 class NativeFormatter(ResponseFormatter):
@@ -40,7 +39,7 @@ class NativeFormatter(ResponseFormatter):
         if isinstance(event, Progress):
             chunk["prompt_progress"] = self.progress(choice, event)
         elif isinstance(event, Round):
-            chunk["round"] = round_of(event.emission, self.vocabulary)
+            chunk["round"] = self.round(event)
         if tokens is not None and tokens.sources:
             chunk["sources"] = list(tokens.sources)
         if tokens is not None and tokens.logprobs:

@@ -11,7 +11,6 @@ from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, R
 from paceline.serving.model_host import BUILD
 from paceline.serving.response_formats.base import ResponseFormatter
 from paceline.serving.response_formats.native import NativeFormatter
-from paceline.serving.timings import round_of, usage_of
 
 
 class OpenAiFormatter(ResponseFormatter):
@@ -70,7 +69,19 @@ class OpenAiFormatter(ResponseFormatter):
         return "tool_calls" if choice.assembler.num_calls else "stop"
 
     def usage(self) -> dict[str, Any]:
-        return usage_of(self.answer.choices, reads_only=self.request.reads_only)
+        """Return the counts of tokens of all answers. A prompt counts once, however many answers it has."""
+        choices = self.answer.choices
+        completion = 0 if self.request.reads_only else sum(choice.assembler.num_tokens for choice in choices)
+        firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
+        prompt = sum(choice.num_prompt for choice in firsts)
+        reasoning = sum(choice.assembler.num_reasoning for choice in choices)
+        return {
+            "completion_tokens": completion,
+            "prompt_tokens": prompt,
+            "total_tokens": completion + prompt,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in firsts)},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
 
     def whole(self) -> Any:
         choices = [self.choice(choice) for choice in self.answer.choices]
@@ -96,7 +107,7 @@ class OpenAiFormatter(ResponseFormatter):
         if self.request.reads_only:
             return []
         if isinstance(event, Round):
-            return [{**self.chunk(self.nothing(choice)), "round": round_of(event.emission, self.vocabulary)}]
+            return [{**self.chunk(self.nothing(choice)), "round": self.round(event)}]
         return self.token_chunks(choice, event)
 
     def _end(self, choice: Choice) -> list[dict[str, Any]]:

@@ -5,17 +5,10 @@ The figures are those of ``RequestStats``; the tables here say what each is call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from paceline.core.params import SpeculationParams
-from paceline.core.request import Emission
 from paceline.core.stats import OFF_REASONS, RequestStats
-from paceline.core.vocabulary import Vocabulary
-from paceline.serving.prompts import token_piece
-
-if TYPE_CHECKING:
-    from paceline.serving.answering import Choice
 
 _TIMINGS: Final = {
     "cache_n": "cached_tokens",
@@ -60,13 +53,7 @@ _SPECULATION: Final = {
 
 
 def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -> dict[str, Any]:
-    """Return what speculation cost and gave.
-
-    Args:
-        stats: of a finished answer.
-        asked: how it was to be sped up.
-        policy: what decides how much is drafted where the request does not say it.
-    """
+    """Return what speculation cost and gave in a finished answer; the policy decides where the request does not say."""
     return {
         "policy": (asked.policy or policy) if asked.speculate else "plain",
         "verify": asked.verify,
@@ -106,48 +93,3 @@ def metrics_of(stats: RequestStats) -> dict[str, Any]:
     """Return vLLM's ``metrics`` of a finished answer, which benchmarking clients read."""
     drafts = stats.as_dict(_VLLM_DRAFTS) if stats.num_drafted else None
     return {**stats.as_dict(_VLLM), "speculative_decoding": drafts}
-
-
-def round_of(emission: Emission, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return what a round drafted and what it added.
-
-    Args:
-        emission: what the round added.
-        vocabulary: spells the drafts.
-    """
-    drafts, stats = emission.drafts, emission.request.stats
-    found: dict[str, Any] = {"sources": list(emission.sources), "drafts": []}
-    if drafts is not None:
-        accepted = set(drafts.accepted)
-        found["drafts"] = [
-            {
-                "id": drafts.token_ids[node],
-                "text": token_piece(drafts.token_ids[node], vocabulary).decode("utf-8", "replace"),
-                # Node 0 is no draft, so the drafts count from 0 and those at the top are below none of them.
-                "parent": drafts.parents[node] - 1,
-                "source": drafts.sources[node],
-                "accepted": node in accepted,
-            }
-            for node in range(1, len(drafts.token_ids))
-        ]
-    # So far; the engine may be ahead of what is told here.
-    return {**found, "gain": stats.gain, "gain_low": stats.gain_low, "gain_high": stats.gain_high}
-
-
-def usage_of(choices: Sequence[Choice], *, reads_only: bool) -> dict[str, Any]:
-    """Return OpenAI's ``usage``. A prompt counts once, however many answers it has.
-
-    Args:
-        choices: all answers of a request, each of them over.
-        reads_only: whether nothing was to be generated.
-    """
-    completion = 0 if reads_only else sum(choice.assembler.num_tokens for choice in choices)
-    firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
-    prompt = sum(choice.num_prompt for choice in firsts)
-    return {
-        "completion_tokens": completion,
-        "prompt_tokens": prompt,
-        "total_tokens": completion + prompt,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(choice.assembler.num_reasoning for choice in choices)},
-    }
