@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.atomic_output import atomic_file
-from paceline.bench.intervals import Estimate, estimate
 from paceline.bench.repetition import is_repetitive
 from paceline.bench.sessions import Answer, Engines, Session, wall_engines
 from paceline.bench.tasks import ends_early
@@ -30,6 +29,7 @@ from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.intervals import Estimate, estimate
 from paceline.machine import machine
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import HELDOUT_KINDS

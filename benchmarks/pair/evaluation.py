@@ -23,7 +23,8 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
-from paceline.pairs.measures import ALL, Depth, Ratio, Share, Tally, depths
+from paceline.intervals import Ratio, Share
+from paceline.pairs.measures import ALL, Depth, Tally, depths
 
 CONTEXT_TOKENS = 512
 """Longest text that either model reads here."""

@@ -23,7 +23,8 @@ from benchmarks.pair.evaluation import (
 )
 from paceline.bench.repetition import LOOPING_BELOW
 from paceline.core.params import SamplingParams
-from paceline.pairs.measures import ALL, Ratio, Share
+from paceline.intervals import Ratio, Share
+from paceline.pairs.measures import ALL
 
 _NONE = "-"
 _WRITTEN = (GREEDY, SAMPLED)

@@ -37,9 +37,7 @@ from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.pairs.measures import (
-    ALL,
-)
+from paceline.pairs.measures import ALL
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.pairs.helpers import VOCAB, engine, noisy_model, some_tokens
 

@@ -11,14 +11,15 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
+from paceline.intervals import Interval, Ratio
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.pairs.advice import give_advice
 from paceline.pairs.agreement import Agreement
 from paceline.pairs.examiner import Diagnosis
 from paceline.pairs.export import PROGRAMS, Export, Pair, check_program, export
-from paceline.pairs.measures import ALL, Ratio
-from paceline.pairs.prediction import Interval, Prediction, Speed
+from paceline.pairs.measures import ALL
+from paceline.pairs.prediction import Prediction, Speed
 from paceline.pairs.vocabulary_fit import compare_vocabularies
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from tests.pairs.test_vocabulary_fit import LETTERS, TEXTS

@@ -12,7 +12,7 @@ from benchmarks.pair.logit_rows import row_acceptance
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
-from paceline.pairs.measures import ALL, Tally, coupled_acceptance, depths, ratio, share
+from paceline.pairs.measures import ALL, Tally, coupled_acceptance, depths
 from tests.pairs.helpers import noisy_model
 
 
@@ -62,53 +62,13 @@ class TestCoupledAcceptance:
         assert abs(hits / trials - chance) <= 5 * math.sqrt(chance * (1 - chance) / trials)
 
 
-class TestRatios:
-    def test_by_hand(self) -> None:
-        # 3 of 6; the texts are 2 - 1, 1 - 1.5 and 0 - 0.5 off what that makes of their counts.
-        value = ratio([(2, 2), (1, 3), (0, 1)])
-        assert value.value == 0.5
-        assert value.standard_error == pytest.approx(math.sqrt(3 / 2 * (1.0**2 + 0.5**2 + 0.5**2)) / 6)
-        assert (value.trials, value.texts) == (6, 3)
-
-    def test_of_texts_of_one_trial_is_the_usual_error(self) -> None:
-        hits = [1] * 30 + [0] * 70
-        value = ratio([(hit, 1) for hit in hits])
-        assert value.standard_error == pytest.approx(np.std(hits, ddof=1) / math.sqrt(100))
-
-    def test_of_texts_alike_inside_is_wider_than_of_their_tokens(self) -> None:
-        by_text = ratio([(50, 50), (0, 50)] * 5)
-        by_token = ratio([(hit, 1) for hit in [1, 0] * 250])
-        assert by_text.standard_error is not None
-        assert by_token.standard_error is not None
-        assert by_text.standard_error > 6 * by_token.standard_error
-
-    def test_texts_without_trials_do_not_count(self) -> None:
-        assert ratio([(1, 2), (0, 0), (2, 2)]) == ratio([(1, 2), (2, 2)])
-
-    def test_without_error_where_texts_do_not_tell(self) -> None:
-        assert ratio([(1, 2)]).standard_error is None
-        assert ratio([(4, 4), (9, 9)]).standard_error is None
-
-    def test_of_nothing(self) -> None:
-        assert ratio([]).value is None
-
+class TestTally:
     def test_pools_kinds(self) -> None:
         tally = Tally()
         tally.add("code", 3, 4)
         tally.add("logs", 1, 4)
         ratios = tally.ratios()
         assert {group: value.value for group, value in ratios.items()} == {"code": 0.75, "logs": 0.25, ALL: 0.5}
-
-    def test_wilson_interval(self) -> None:
-        # Newcombe (1998), table I: 81 of 263 and 0 of 20.
-        value = share(81, 263)
-        assert [value.low, value.high] == pytest.approx([0.2553, 0.3662], abs=1e-4)
-        assert share(0, 20).low == 0.0
-        assert share(0, 20).high == pytest.approx(0.1611, abs=1e-4)
-        assert share(20, 20).high == 1.0
-
-    def test_share_of_nothing(self) -> None:
-        assert share(0, 0).value is None
 
 
 class TestDepths:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from paceline.bench.sessions import Engines, Session
 from paceline.bench.workloads import Task
@@ -15,6 +14,7 @@ from paceline.comparison import Stopped
 from paceline.core.params import StopRules
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction
+from paceline.intervals import Interval
 from paceline.pairs.agreement import measure_agreement, measure_survival
 from paceline.pairs.answers import Answers, WrittenAnswer
 from paceline.pairs.candidate_report import verdict
@@ -23,11 +23,8 @@ from paceline.pairs.prediction import (
     ALL_DRAFTERS,
     AUTO_VARIANT,
     DRAFT,
-    Interval,
     LiveCosts,
     Prediction,
-    _Replays,
-    _student_t,
     calibrate_costs,
     predict,
 )
@@ -155,27 +152,6 @@ def test_calibration_counts_the_answers_that_were_written_just_now() -> None:
     ]
     assert factors[0] == pytest.approx(1.3)
     assert 1.35 < factors[1] < 1.4, "many passes of the answers, and some of the short ones"
-
-
-@pytest.mark.parametrize("texts", [3, 4, 12])
-def test_an_interval_has_what_other_texts_would_make_of_it(texts: int) -> None:
-    """Texts of several lengths whose gains are spread around a known one."""
-    rng = np.random.default_rng(texts)
-    recording = recorded(found := engines(draft=partly(3)), written_by(found))[0]
-    replays = _Replays([recording] * texts, LiveCosts(profile()), lambda: None)
-    held = 0
-    for _ in range(400):
-        seconds = rng.uniform(4.0, 8.0, texts)
-        interval = replays.interval(1.5 * np.exp(0.2 * rng.normal(size=texts) - 0.02) * seconds, seconds)
-        assert interval.low is not None
-        assert interval.high is not None
-        held += interval.low <= 1.5 <= interval.high
-    assert 0.92 < held / 400 < 0.98
-
-
-@pytest.mark.parametrize("freedom", [3, 4, 7, 15, 40])
-def test_quantiles_of_student(freedom: int) -> None:
-    assert _student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
 
 
 def test_calibration_finds_what_levels_take_more() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.bench.intervals import Estimate, estimate
 from paceline.bench.sessions import TimeSpent
 from paceline.bench.variants import Variant, VariantReplay
 from paceline.bench.workloads import FORCED_SUFFIX
 from paceline.comparison import Trial
+from paceline.intervals import Estimate, estimate
 from paceline.planning.costs.profile import CostProfile
 
 RESULTS_VERSION = 2

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.bench.intervals import Estimate
 from paceline.bench.results import BenchResult, VariantResult, WorkloadResult
+from paceline.intervals import Estimate
 
 _RESTLESS = 0.15
 """Difference of plain decoding from itself above which a report says that the machine was not quiet."""

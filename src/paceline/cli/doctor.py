@@ -29,6 +29,7 @@ from paceline.core.params import SamplingParams
 from paceline.engines.libraries import offload_devices
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
+from paceline.intervals import Interval, Ratio
 from paceline.machine import machine
 from paceline.models.description import ModelDescription, describe
 from paceline.models.registry import complete_model
@@ -38,9 +39,9 @@ from paceline.pairs.diagnosis_json import diagnosis_json, model_json
 from paceline.pairs.examiner import Diagnosis, Examiner
 from paceline.pairs.export import ALL as ALL_PROGRAMS
 from paceline.pairs.export import PROGRAMS, check_program
-from paceline.pairs.measures import ALL, Ratio
+from paceline.pairs.measures import ALL
 from paceline.pairs.page import render
-from paceline.pairs.prediction import Interval, Prediction, Speed
+from paceline.pairs.prediction import Prediction, Speed
 from paceline.pairs.samples import file_samples, heldout_samples
 from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import json_text, printable, printable_line

@@ -18,8 +18,9 @@ from paceline.core.arrays import Float64Array, FloatArray, Int64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.engines.reading import read_rows
+from paceline.intervals import Ratio
 from paceline.pairs.answers import Place, WrittenAnswer, read_place
-from paceline.pairs.measures import Depth, Ratio, Tally, coupled_acceptance, depths
+from paceline.pairs.measures import Depth, Tally, coupled_acceptance, depths
 
 if TYPE_CHECKING:
     from paceline.engines.base import Engine

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InputError
-from paceline.pairs.measures import ALL, Ratio, Tally
+from paceline.intervals import Ratio
+from paceline.pairs.measures import ALL, Tally
 
 if TYPE_CHECKING:
     from paceline.core.vocabulary import Vocabulary

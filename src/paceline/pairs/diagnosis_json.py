@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.intervals import Ratio
     from paceline.models.description import ModelDescription
     from paceline.pairs.examiner import Diagnosis
     from paceline.pairs.export import Export
-    from paceline.pairs.measures import Depth, Ratio
+    from paceline.pairs.measures import Depth
     from paceline.pairs.vocabulary_fit import VocabularyFit
     from paceline.vocabularies.relation import TokenDifference
 

@@ -1,4 +1,4 @@
-"""Counts as figures with their uncertainty, and the closed form of coupled acceptance. Pure functions."""
+"""Counts by kind of text, and the closed form of coupled acceptance. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,44 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.arrays import Float64Array
+from paceline.intervals import NO_ERROR, Ratio, Share, ratio, share
 
 ALL = "all"
 """Name of the group that pools every kind of text."""
-
-NORMAL_95 = 1.96
-"""Standard errors to each side of a 95% interval."""
-
-NO_ERROR = 1e-12
-"""Errors up to this are rounding: the texts do not differ, as where every draft was accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A sum over a count, both gathered text by text.
-
-    Attributes:
-        value: sum / count; ``None`` if nothing was counted.
-        standard_error: of ``value``, with whole texts as the independent units, since what follows within one text
-            goes together; ``None`` where they do not tell: fewer than two texts, or no difference between them.
-        trials: the count.
-        texts: how many texts gave any.
-    """
-
-    value: float | None
-    standard_error: float | None
-    trials: int
-    texts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A share of texts with its 95% Wilson interval."""
-
-    value: float | None
-    low: float
-    high: float
-    hits: int
-    texts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +56,6 @@ class Tally:
             group: share(round(sum(total for total, _ in texts)), sum(count for _, count in texts))
             for group, texts in self.groups().items()
         }
-
-
-def ratio(texts: Sequence[tuple[float, int]]) -> Ratio:
-    """Return the ratio of the sums to the counts of ``texts``, with its standard error.
-
-    The error is the usual one of a ratio estimator over clusters: ``sqrt(m / (m - 1) * sum (s_t - r n_t)^2) / n``.
-    """
-    counted = [(total, count) for total, count in texts if count]
-    trials = sum(count for _, count in counted)
-    if not trials:
-        return Ratio(None, None, 0, 0)
-    value = sum(total for total, _ in counted) / trials
-    if len(counted) < 2:
-        return Ratio(value, None, trials, len(counted))
-    squares = sum((total - value * count) ** 2 for total, count in counted)
-    error = math.sqrt(len(counted) / (len(counted) - 1) * squares) / trials
-    return Ratio(value, error if error > NO_ERROR else None, trials, len(counted))
-
-
-def share(hits: int, texts: int) -> Share:
-    """Return a share with its 95% Wilson interval (E. B. Wilson, 1927)."""
-    if not texts:
-        return Share(None, 0.0, 1.0, 0, 0)
-    square = NORMAL_95**2
-    value = hits / texts
-    middle = (value + square / (2 * texts)) / (1 + square / texts)
-    spread = NORMAL_95 / (1 + square / texts) * math.sqrt(value * (1 - value) / texts + square / (4 * texts**2))
-    # Rounding must not put the ends outside 0 to 1, nor away from a share of exactly 0 or 1.
-    low = 0.0 if hits == 0 else middle - spread
-    high = 1.0 if hits == texts else middle + spread
-    return Share(value, low, high, hits, texts)
 
 
 def depths(texts: Sequence[Sequence[tuple[float, int]]]) -> list[Depth]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from paceline.bench.charts import draw_staircase
 from paceline.bench.page import Tile, style, template
 from paceline.bench.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tooltip
+from paceline.intervals import Ratio
 from paceline.pairs.candidate_report import CandidateReport, verdict
-from paceline.pairs.measures import ALL, Ratio
+from paceline.pairs.measures import ALL
 from paceline.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,6 +24,7 @@ from paceline.bench.sessions import Answer, Engines, Session
 from paceline.bench.variants import AUTO, DRAFT_LENGTHS, Variant
 from paceline.bench.workloads import Task
 from paceline.core.arrays import Float64Array
+from paceline.intervals import Interval, quotient
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.replaying.replay import ReplayResult, replay
 
@@ -97,15 +96,6 @@ class LiveCosts:
     def draft_s(self, rows: int = 1, context: int = 0) -> float:
         """Return the seconds of a level of the draft model with ``rows`` tokens, proposals included."""
         return self.profile.draft_s(rows, context) + self.level_s
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure over texts and its 95% interval over such texts; the ends are ``None`` for a single one."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +282,7 @@ def predict(
             for kind in dict.fromkeys(kinds)
             for which in [np.array([each == kind for each in kinds])]
         },
-        over_none=runs.interval(min((plain, without_model), key=lambda run: run.total_s).seconds, auto.seconds),
+        over_none=quotient(min((plain, without_model), key=lambda run: run.total_s).seconds, auto.seconds),
         draft_cost=draft_cost,
         break_even=_break_even(survival, costs),
         closed_form=max(ratios, default=1.0),
@@ -343,26 +333,11 @@ class _Replays:
         rounds = sum(request.rounds for request in run.outcome.requests)
         return Speed(
             run.name,
-            self.interval(self._token_counts, run.seconds),
-            self.interval(plain.seconds, run.seconds),
+            quotient(self._token_counts, run.seconds),
+            quotient(plain.seconds, run.seconds),
             self.tokens / rounds if rounds else 1.0,
             run.outcome.accept_share,
         )
-
-    def interval(self, numerator: Float64Array, denominator: Float64Array) -> Interval:
-        """Return the quotient of two sums over texts, with the 95% interval that it has over texts.
-
-        Texts differ by factors, so the interval is of the logarithm; and they are few, so it is by Student's t. For the
-        error of a quotient see Cochran, *Sampling Techniques*, 3rd ed., chapter 6.
-        """
-        value = float(numerator.sum() / denominator.sum())
-        count = len(numerator)
-        if count == 1:
-            return Interval(value, None, None)
-        rest = numerator - value * denominator
-        error = math.sqrt(count / (count - 1) * float(rest @ rest)) / float(numerator.sum())
-        factor = math.exp(_student_t(count - 1) * error)
-        return Interval(value, value / factor, value * factor)
 
 
 class _CountingCosts:
@@ -448,20 +423,6 @@ def _steadiness(answer: Answer) -> float:
         return 1.0
     most_s = _LONG_ROUND * statistics.median(rounds_s)
     return sum(min(seconds, most_s) for seconds in rounds_s) / sum(rounds_s)
-
-
-def _student_t(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t, within 1% from 3 degrees of freedom on.
-
-    By Abramowitz and Stegun, eq. 26.7.5.
-    """
-    z: float = NormalDist().inv_cdf(0.975)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def _cut_recording(recording: Recording, num_tokens: int) -> Recording:
