@@ -294,9 +294,7 @@ def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
 def test_the_guide_lists_every_variable() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "environment.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(PACELINE_\w+)` \| (?:`([-\w]+)`)?", guide, re.MULTILINE)
-    flags = {
-        name: next(iter(field.option.flags), "").partition("/")[0] for name, field in variables_of_the_table().items()
-    }
+    flags = {name: next(iter(field.flags), "").partition("/")[0] for name, field in variables_of_the_table().items()}
     assert dict(rows) == flags | {CACHE_VARIABLE: ""}
 
 
@@ -354,8 +352,8 @@ class TestWhatOptionsAreCalled:
             read_options({name: beyond})
         assert caught.value.field == name
         assert not re.search(r"(?<![\w-])--?[a-z]", str(caught.value)), "flags are the command line's"
-        if field.option.flags:
-            assert field.option.flags[0] in in_flags(str(caught.value))
+        if field.flags:
+            assert field.flags[0] in in_flags(str(caught.value))
 
     @pytest.mark.parametrize(("slip", "meant"), [("max_token", "max_tokens"), ("Temperature", "temperature")])
     def test_a_slip_is_answered_with_what_was_meant(self, slip: str, meant: str) -> None:
@@ -373,7 +371,7 @@ def test_no_message_of_the_library_names_a_flag() -> None:
         flag
         for part in (*REQUEST_PARTS, ModelOptions, DraftOptions, HubOptions, ChatParams, ServerOptions, FixedPolicy)
         for field in fields_of(part)
-        for flag in field.option.flags
+        for flag in field.flags
     } - {"-s", "-v", "-m"}  # of Python, too
     found = []
     for path in sorted(sources.rglob("*.py")):

@@ -6,11 +6,11 @@ import functools
 from dataclasses import dataclass
 
 from paceline.core.errors import InputError
-from paceline.core.fields import Option, setting, take_values
+from paceline.core.fields import Flag, Option, setting, take_values
 
-_SERVER = functools.partial(Option, panel="Server")
-_ACCESS = functools.partial(Option, panel="Access")
-_LIMIT = functools.partial(Option, panel="Limits")
+_SERVER = functools.partial(Flag, panel="Server")
+_ACCESS = functools.partial(Flag, panel="Access")
+_LIMITS = functools.partial(Flag, panel="Limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,214 +48,118 @@ class ServerOptions:
 
     host: tuple[str, ...] = setting(
         ("127.0.0.1",),
-        _SERVER(
-            kind="texts",
-            separator=",",
-            flags=("--host",),
-            help="Addresses to listen on, with commas. [dim]\\[127.0.0.1][/dim]",
-            metavar="HOST[,...]",
-        ),
+        Option("texts", separator=","),
+        _SERVER("--host", "Addresses to listen on, with commas. [dim]\\[127.0.0.1][/dim]", metavar="HOST[,...]"),
     )
     port: int = setting(
         8080,
-        _SERVER(
-            kind="whole",
-            low=0,
-            high=65535,
-            way_out="0 takes a free one",
-            flags=("--port",),
-            help="TCP port; 0 takes a free one.",
-        ),
+        Option("whole", low=0, high=65535, way_out="0 takes a free one"),
+        _SERVER("--port", "TCP port; 0 takes a free one."),
     )
     prefix: str = setting(
         "",
-        _SERVER(
-            kind="other",
-            variable="API_PREFIX",
-            flags=("--api-prefix",),
-            help="Path that stands before every route.",
-            metavar="PATH",
-        ),
+        Option("other", variable="API_PREFIX"),
+        _SERVER("--api-prefix", "Path that stands before every route.", metavar="PATH"),
     )
     alias: tuple[str, ...] = setting(
         (),
+        Option("texts", separator=","),
         _SERVER(
-            kind="texts",
-            separator=",",
-            flags=("-a", "--alias"),
-            help="Names of the model for clients, with commas. [dim]\\[that of its file][/dim]",
+            "-a --alias",
+            "Names of the model for clients, with commas. [dim]\\[that of its file][/dim]",
             metavar="NAME[,...]",
         ),
     )
     tags: tuple[str, ...] = setting(
         (),
-        _SERVER(
-            kind="texts",
-            separator=",",
-            flags=("--tags",),
-            help="Words about the model for clients, with commas.",
-            metavar="TAG[,...]",
-        ),
+        Option("texts", separator=","),
+        _SERVER("--tags", "Words about the model for clients, with commas.", metavar="TAG[,...]"),
     )
-    slots: bool = setting(True, _SERVER(kind="truth", flags=("--slots/--no-slots",), help="Offer /slots."))
-    metrics: bool = setting(
-        False, _SERVER(kind="truth", flags=("--metrics",), help="Offer /metrics, in Prometheus' format.")
-    )
-    ui: bool = setting(
-        True,
-        _SERVER(kind="truth", flags=("--ui/--no-ui", "--webui/--no-webui"), help="Show a page at /."),
-    )
+    slots: bool = setting(True, Option("truth"), _SERVER("--slots/--no-slots", "Offer /slots."))
+    metrics: bool = setting(False, Option("truth"), _SERVER("--metrics", "Offer /metrics, in Prometheus' format."))
+    ui: bool = setting(True, Option("truth"), _SERVER("--ui/--no-ui --webui/--no-webui", "Show a page at /."))
     api_key: tuple[str, ...] = setting(
         (),
-        _ACCESS(
-            kind="texts",
-            separator=",",
-            flags=("--api-key",),
-            help="Keys, one of which a request has to bring, with commas.",
-            metavar="KEY[,...]",
-        ),
+        Option("texts", separator=","),
+        _ACCESS("--api-key", "Keys, one of which a request has to bring, with commas.", metavar="KEY[,...]"),
     )
     api_key_file: str | None = setting(
         None,
-        _ACCESS(
-            kind="other",
-            optional=True,
-            flags=("--api-key-file",),
-            help="A file with such keys, one a line.",
-            metavar="FILE",
-        ),
+        Option("other", optional=True),
+        _ACCESS("--api-key-file", "A file with such keys, one a line.", metavar="FILE"),
     )
     cors_origins: tuple[str, ...] = setting(
         (),
+        Option("texts", separator=","),
         _ACCESS(
-            kind="texts",
-            separator=",",
-            flags=("--cors-origins",),
-            help="Web origins whose pages may ask, with commas; * is any, localhost is this machine's.",
+            "--cors-origins",
+            "Web origins whose pages may ask, with commas; * is any, localhost is this machine's.",
             metavar="ORIGIN[,...]",
         ),
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
+        Option("texts", separator=","),
         _ACCESS(
-            kind="texts",
-            separator=",",
-            flags=("--allowed-hosts",),
-            help="Further names under which clients know this server, with commas.",
-            metavar="NAME[,...]",
+            "--allowed-hosts", "Further names under which clients know this server, with commas.", metavar="NAME[,...]"
         ),
     )
     ssl_key_file: str | None = setting(
-        None,
-        _ACCESS(
-            kind="other",
-            optional=True,
-            flags=("--ssl-key-file",),
-            help="Private key for TLS, in PEM.",
-            metavar="FILE",
-        ),
+        None, Option("other", optional=True), _ACCESS("--ssl-key-file", "Private key for TLS, in PEM.", metavar="FILE")
     )
     ssl_cert_file: str | None = setting(
-        None,
-        _ACCESS(
-            kind="other",
-            optional=True,
-            flags=("--ssl-cert-file",),
-            help="Certificate for TLS, in PEM.",
-            metavar="FILE",
-        ),
+        None, Option("other", optional=True), _ACCESS("--ssl-cert-file", "Certificate for TLS, in PEM.", metavar="FILE")
     )
     strict_fields: bool = setting(
         False,
-        _LIMIT(
-            kind="truth",
-            flags=("--strict-fields",),
-            help="Refuse requests with fields that nobody knows; else the answer's warnings name these.",
+        Option("truth"),
+        _LIMITS(
+            "--strict-fields", "Refuse requests with fields that nobody knows; else the answer's warnings name these."
         ),
     )
     kv_unified: bool | None = setting(
         None,
-        _LIMIT(
-            kind="truth",
-            optional=True,
-            flags=("--kv-unified/--no-kv-unified", "-kvu/-no-kvu"),
-            help="Let each request have the whole of -c, in room that all share; else each has its part. "
+        Option("truth", optional=True),
+        _LIMITS(
+            "--kv-unified/--no-kv-unified -kvu/-no-kvu",
+            "Let each request have the whole of -c, in room that all share; else each has its part. "
             "[dim]\\[on where -np is not given][/dim]",
         ),
     )
     max_waiting: int = setting(
         256,
-        _LIMIT(
-            kind="whole",
-            low=0,
-            flags=("--max-waiting",),
-            help="Requests that may wait for their start, for each API key.",
-        ),
+        Option("whole", low=0),
+        _LIMITS("--max-waiting", "Requests that may wait for their start, for each API key."),
     )
-    max_choices: int = setting(
-        16,
-        _LIMIT(kind="whole", low=1, flags=("--max-n",), help="Answers that one request may ask for."),
-    )
-    max_stop: int = setting(
-        64,
-        _LIMIT(kind="whole", low=0, flags=("--max-stop",), help="Stop texts of one request."),
-    )
+    max_choices: int = setting(16, Option("whole", low=1), _LIMITS("--max-n", "Answers that one request may ask for."))
+    max_stop: int = setting(64, Option("whole", low=0), _LIMITS("--max-stop", "Stop texts of one request."))
     max_answer_logprobs: int = setting(
         6_000_000,
-        _LIMIT(
-            kind="whole",
-            low=1,
-            flags=("--max-answer-logprobs",),
-            help="Log-probabilities that the answers of one request may come to.",
-        ),
+        Option("whole", low=1),
+        _LIMITS("--max-answer-logprobs", "Log-probabilities that the answers of one request may come to."),
     )
-    max_body: int = setting(
-        16,
-        _LIMIT(
-            kind="whole",
-            low=1,
-            flags=("--max-body",),
-            help="Size of a request, in MiB.",
-        ),
-    )
+    max_body: int = setting(16, Option("whole", low=1), _LIMITS("--max-body", "Size of a request, in MiB."))
     request_s: float = setting(
         0.0,
-        _LIMIT(
-            kind="real",
-            low=0.0,
-            way_out="0 is no limit",
-            flags=("--max-seconds",),
-            help="Seconds after which an answer ends where it is; 0 is no limit.",
-        ),
+        Option("real", low=0.0, way_out="0 is no limit"),
+        _LIMITS("--max-seconds", "Seconds after which an answer ends where it is; 0 is no limit."),
     )
     read_s: float = setting(
         600.0,
-        _LIMIT(
-            kind="real",
-            low=0.0,
-            low_excluded=True,
-            flags=("--timeout", "-to"),
-            help="Seconds in which a request has to arrive, and a reader has to take what was written.",
+        Option("real", low=0.0, low_excluded=True),
+        _LIMITS(
+            "--timeout -to", "Seconds in which a request has to arrive, and a reader has to take what was written."
         ),
     )
     grace_s: float = setting(
         10.0,
-        _LIMIT(
-            kind="real",
-            low=0.0,
-            flags=("--grace",),
-            help="Seconds that running answers have left once the server is told to stop.",
-        ),
+        Option("real", low=0.0),
+        _LIMITS("--grace", "Seconds that running answers have left once the server is told to stop."),
     )
     prompt_cache_mib: int = setting(
         512,
-        _LIMIT(
-            kind="whole",
-            low=0,
-            way_out="0 keeps nothing",
-            flags=("--cache-ram", "-cram"),
-            help="Host memory for what was read and said, in MiB; 0 keeps nothing.",
-        ),
+        Option("whole", low=0, way_out="0 keeps nothing"),
+        _LIMITS("--cache-ram -cram", "Host memory for what was read and said, in MiB; 0 keeps nothing."),
     )
 
     def __post_init__(self) -> None:

@@ -219,7 +219,7 @@ def test_values_are_checked_before_the_command_begins(arguments: list[str], word
 
 def test_flags_are_of_one_option_each() -> None:
     parts = (SamplingParams, StopRules, SpeculationParams, ModelOptions, DraftOptions, FixedPolicy)
-    flags = [flag for part in parts for field in fields_of(part) for flag in field.option.flags]
+    flags = [flag for part in parts for field in fields_of(part) for flag in field.flags]
     assert len(set(flags)) == len(flags)
 
 

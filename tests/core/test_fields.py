@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import InputError, SamplingError
-from paceline.core.fields import Option, fields_of, read_text, read_texts, setting, stood_for, take_values
+from paceline.core.fields import Flag, Option, fields_of, read_text, read_texts, same, setting, stood_for, take_values
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.planning.policies.fixed import FixedPolicy
@@ -29,22 +29,15 @@ class Machine:
 
     wheels: int = setting(
         4,
-        Option(
-            kind="whole",
-            counted="{} wheels",
-            low=1,
-            # Of a flag that stands before it nothing is said here: who shows the message knows what it is called there.
-            way_out="--wheels, 2 make a bicycle",
-            flags=("--wheels",),
-            stand_ins={-1: lambda: 3},
-        ),
+        Option("whole", counted="{} wheels", low=1, way_out="2 make a bicycle", stand_ins={-1: lambda: 3}),
+        Flag("--wheels"),
     )
-    weight: float | None = setting(None, Option(kind="real", optional=True, low=0.0, high=9.5, low_excluded=True))
-    parked: bool = setting(False, Option(kind="truth"))
-    colour: str = setting("red", Option(kind="choice", error=SamplingError, words={"red": "red", "blue": "blue"}))
-    riders: tuple[str, ...] = setting((), Option(kind="texts", separator=","))
-    bags: object = setting(0, Option(kind="other", parse=_sum_of, separator="+"))
-    year: int = setting(1990, Option(kind="whole", high=2026))
+    weight: float | None = setting(None, Option("real", optional=True, low=0.0, high=9.5, low_excluded=True))
+    parked: bool = setting(False, Option("truth"))
+    colour: str = setting("red", Option("choice", error=SamplingError, words=same(("red", "blue"))))
+    riders: tuple[str, ...] = setting((), Option("texts", separator=","))
+    bags: object = setting(0, Option("other", parse=_sum_of, separator="+"))
+    year: int = setting(1990, Option("whole", high=2026))
     number: int = 7
 
     def __post_init__(self) -> None:
@@ -130,10 +123,10 @@ def test_texts_that_stand_for_nothing(name: str, text: str, message: str) -> Non
 def test_what_is_said_of_every_option_is_complete(owner: type) -> None:
     for field in fields_of(owner):
         about = field.option
-        assert not about.flags or (about.help and about.panel), field.name
+        assert not field.flags or (field.flag.help and field.flag.panel), field.name
         assert about.kind != "choice" or about.words, field.name
         # Said of a flag that is repeated, and of a value that only a text can be.
-        assert not about.repeated or about.parse is not None or about.kind == "texts", field.name
+        assert not field.flag.repeated or about.parse is not None or about.kind == "texts", field.name
 
 
 def test_every_option_of_a_request_has_a_name_in_json_and_no_two_share_one() -> None:

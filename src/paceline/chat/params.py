@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from paceline.chat.known_templates import KNOWN_TEMPLATES
 from paceline.chat.reasoning import REASONING_FORMATS, ReasoningFormat
 from paceline.core.errors import InputError
-from paceline.core.fields import Option, described, setting, take_values
+from paceline.core.fields import Flag, Option, described, same, setting, take_values
 from paceline.core.numbers import shown
 
 Reasoning: TypeAlias = Literal["on", "off", "auto"]
@@ -23,7 +23,7 @@ _OWN_VARIABLES: Final = ("messages", "tools", "add_generation_prompt", "self", "
 UNLIMITED: Final = -1
 """The reasoning budget of a model that may reason as long as it likes."""
 
-_OPTION = functools.partial(Option, panel="Chat")
+_CHAT = functools.partial(Flag, panel="Chat")
 
 
 def _parse_variables(texts: Sequence[str]) -> dict[str, Any]:
@@ -63,98 +63,69 @@ class ChatParams:
 
     template: str | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            optional=True,
-            variable="CHAT_TEMPLATE",
-            flags=("--chat-template",),
-            help=f"A chat template to use instead of the model's own: its text, or {', '.join(KNOWN_TEMPLATES)}.",
+        Option("other", optional=True, variable="CHAT_TEMPLATE"),
+        _CHAT(
+            "--chat-template",
+            f"A chat template to use instead of the model's own: its text, or {', '.join(KNOWN_TEMPLATES)}.",
             metavar="NAME|TEXT",
         ),
     )
     template_file: str | Path | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            variable="CHAT_TEMPLATE_FILE",
-            flags=("--chat-template-file",),
-            help="A chat template to use instead of the model's own.",
-            metavar="FILE",
-        ),
+        Option("other", variable="CHAT_TEMPLATE_FILE"),
+        _CHAT("--chat-template-file", "A chat template to use instead of the model's own.", metavar="FILE"),
     )
     template_variables: Mapping[str, Any] = field(
         default_factory=dict,
         metadata=described(
-            _OPTION(
-                kind="other",
-                parse=_parse_variables,
-                variable="CHAT_TEMPLATE_KWARGS",
-                flags=("--chat-template-kwargs",),
-                help="Further variables of the chat template, as a JSON object.",
-                metavar="JSON",
-                json=("chat_template_kwargs",),
-            )
+            Option("other", parse=_parse_variables, variable="CHAT_TEMPLATE_KWARGS", json=("chat_template_kwargs",)),
+            _CHAT(
+                "--chat-template-kwargs", "Further variables of the chat template, as a JSON object.", metavar="JSON"
+            ),
         ),
     )
     reasoning: Reasoning = setting(
         "auto",
-        _OPTION(
-            kind="choice",
-            words={"on": "on", "off": "off", "auto": "auto"},
-            flags=("--reasoning", "-rea"),
-            help="Whether to reason before the answer; auto leaves it to the template.",
-        ),
+        Option("choice", words=same(("on", "off", "auto"))),
+        _CHAT("--reasoning -rea", "Whether to reason before the answer; auto leaves it to the template."),
     )
     reasoning_effort: str | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            optional=True,
-            flags=("--reasoning-effort",),
-            help="How much to reason, in a word that the template knows, such as low or high.",
+        Option("other", optional=True),
+        _CHAT(
+            "--reasoning-effort",
+            "How much to reason, in a word that the template knows, such as low or high.",
             metavar="LEVEL",
         ),
     )
     reasoning_budget: int = setting(
         UNLIMITED,
-        _OPTION(
-            kind="whole",
-            called="reasoning budget",
-            low=UNLIMITED,
-            way_out="-1 is no limit and 0 ends reasoning at once",
-            flags=("--reasoning-budget",),
-            help="Most tokens of reasoning; -1 for any number.",
+        Option(
+            "whole", called="reasoning budget", low=UNLIMITED, way_out="-1 is no limit and 0 ends reasoning at once"
         ),
+        _CHAT("--reasoning-budget", "Most tokens of reasoning; -1 for any number."),
     )
     reasoning_budget_message: str = setting(
         "",
-        _OPTION(
-            kind="other",
-            flags=("--reasoning-budget-message",),
-            help="Said at the end of reasoning that the budget cut off.",
-            metavar="TEXT",
-        ),
+        Option("other"),
+        _CHAT("--reasoning-budget-message", "Said at the end of reasoning that the budget cut off.", metavar="TEXT"),
     )
     reasoning_format: ReasoningFormat = setting(
         "auto",
-        _OPTION(
-            kind="choice",
-            words={name: name for name in REASONING_FORMATS},
-            flags=("--reasoning-format",),
-            help="How reasoning comes back: apart from the answer, within it (none), or both.",
-        ),
+        Option("choice", words=same(REASONING_FORMATS)),
+        _CHAT("--reasoning-format", "How reasoning comes back: apart from the answer, within it (none), or both."),
     )
     forget: bool = setting(
         True,
-        _OPTION(
-            kind="truth",
-            flags=("--no-forget",),
+        Option("truth"),
+        _CHAT(
+            "--no-forget",
+            "Refuse a conversation longer than the context, instead of leaving out its oldest turns.",
             negated=True,
-            help="Refuse a conversation longer than the context, instead of leaving out its oldest turns.",
         ),
     )
-    continue_final_message: bool | None = setting(None, _OPTION(kind="truth", optional=True, variable=None))
-    add_generation_prompt: bool | None = setting(None, _OPTION(kind="truth", optional=True, variable=None))
+    continue_final_message: bool | None = setting(None, Option("truth", optional=True, variable=None))
+    add_generation_prompt: bool | None = setting(None, Option("truth", optional=True, variable=None))
 
     def __post_init__(self) -> None:
         take_values(self)

@@ -112,12 +112,12 @@ class _Flag:
         about = self.field.option
         text = helps.get(self.name, self.help)
         annotation = typer.Option(
-            *about.flags,
+            *self.field.flags,
             help=(text or self.help).replace("{drafters}", ", ".join(DRAFTER_NAMES)),
             hidden=text is None,
-            metavar=about.metavar,
+            metavar=self.field.flag.metavar,
             autocompletion=_COMPLETIONS.get(self.name),
-            rich_help_panel=about.panel,
+            rich_help_panel=self.field.flag.panel,
         )
         kind, default = _typer_type(self.field)
         if self.name in helps and about.kind in ("whole", "real"):
@@ -133,13 +133,13 @@ class _Flag:
         if about.words:
             return about.words[given]
         if about.kind == "truth":
-            return given != about.negated
+            return given != self.field.flag.negated
         if about.kind in ("whole", "real"):
             return stood_for(self.field, given)
         if about.separator:
-            texts = given if about.repeated else [given]
-            return read_texts(self.field, [read_typed_text(text, about.flags[0], escape=False) for text in texts])
-        if about.repeated:
+            texts = given if self.field.flag.repeated else [given]
+            return read_texts(self.field, [read_typed_text(text, self.field.flags[0], escape=False) for text in texts])
+        if self.field.flag.repeated:
             return read_texts(self.field, given)
         return given if about.parse is None else read_texts(self.field, [given])
 
@@ -164,14 +164,14 @@ def _typer_type(field: Field) -> tuple[Any, object]:
         word = next((word for word, value in about.words.items() if value == default), None)
         kind: Any = Literal[tuple(about.words)]
         return (kind, word) if word is not None else (kind | None, None)
-    if about.repeated:
+    if field.flag.repeated:
         return list[str] | None, None
     if about.kind == "truth":
-        return bool, default if not about.negated else not default
+        return bool, default if not field.flag.negated else not default
     if about.kind in ("whole", "real"):
         kind = int if about.kind == "whole" else float
-        if about.shown_default is not None:
-            default = about.shown_default
+        if field.flag.shown_default is not None:
+            default = field.flag.shown_default
         return (kind, default) if default is not None else (kind | None, None)
     return (str, "") if default == () else (str | None, None)
 
@@ -237,22 +237,22 @@ def _find_part(hint: Any) -> type | None:
 def _make_flags(part: type, hint: Any) -> list[_Flag]:
     """Return the flags that a part of the table has on this command, in the order of its help."""
     if part is not ModelChoice:
-        return [_Flag(field.name, field, field.option.help) for field in fields_of(part) if field.option.flags]
+        return [_Flag(field.name, field, field.flag.help) for field in fields_of(part) if field.flags]
     (about,) = [extra for extra in get_args(hint)[1:] if isinstance(extra, ModelFlags)] or [ModelFlags()]
     drafts = {field.name: field for field in fields_of(DraftOptions)}
     flags = []
     for field in fields_of(ModelOptions):
         if field.name in _NOT_EVERYWHERE and field.name not in about.also:
             continue
-        text = about.target_help if field.name == "path" and about.target_help else field.option.help
+        text = about.target_help if field.name == "path" and about.target_help else field.flag.help
         flags.append(_Flag(field.name, field, text))
         if field.name in drafts:
             draft = drafts[field.name]
-            text = about.draft_help if field.name == "path" and about.draft_help else draft.option.help
+            text = about.draft_help if field.name == "path" and about.draft_help else draft.flag.help
             flags.append(_Flag(_DRAFT + field.name, draft, text))
         if field.name == "path":
-            flags += [_Flag(_DRAFT + name, drafts[name], drafts[name].option.help) for name in _OF_DRAFTS_ALONE]
-            flags += [_Flag(_HUB + option.name, option, option.option.help) for option in fields_of(HubOptions)]
+            flags += [_Flag(_DRAFT + name, drafts[name], drafts[name].flag.help) for name in _OF_DRAFTS_ALONE]
+            flags += [_Flag(_HUB + option.name, option, option.flag.help) for option in fields_of(HubOptions)]
     return flags
 
 

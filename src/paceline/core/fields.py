@@ -11,7 +11,7 @@ import ast
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -31,9 +31,32 @@ _TRUTHS: Final[Mapping[str, object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How the command line has a field; without names it has no such option.
+
+    Attributes:
+        names: with blanks between them, the one that messages use first.
+        help: one line of the command line's help.
+        panel: the part of the help that lists it.
+        negated: whether the flag switches the field off.
+        repeated: whether the flag may be given several times.
+        metavar: what the help shows for the value, where that is not its kind.
+        shown_default: what the help shows as default, where that is not the field's.
+    """
+
+    names: str = ""
+    help: str = ""
+    panel: str = ""
+    negated: bool = False
+    repeated: bool = False
+    metavar: str | None = None
+    shown_default: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
-    """How one field is checked, and how it is set from outside.
+    """What one field holds, and how it is set from outside.
 
     Attributes:
         kind: what the field holds.
@@ -51,19 +74,13 @@ class Option:
         stand_ins: by number, what makes the value that it stands for in a text.
         separator: parts several texts that are given as one.
         parse: makes the value of several texts; raises :class:`InputError`.
-        flags: names on the command line, the one that messages use first; none where it has no such option.
-        negated: whether the flag switches the field off.
-        repeated: whether the flag may be given several times.
-        help: one line of the command line's help.
-        panel: the part of the help that lists it.
-        metavar: what the help shows for the value, where that is not its kind.
-        shown_default: what the help shows as default, where that is not the field's.
         variable: its environment variable without prefix, where that is not the field's name; ``None`` where it has
             none.
         json: further names in a JSON request, beside the field's own.
     """
 
     kind: Kind
+    _: dataclasses.KW_ONLY
     called: str = ""
     counted: str = ""
     error: type[InputError] = InputError
@@ -76,15 +93,16 @@ class Option:
     stand_ins: Mapping[int, Callable[[], int]] = dataclasses.field(default_factory=dict)
     separator: str = ""
     parse: Callable[[Sequence[str]], object] | None = None
-    flags: tuple[str, ...] = ()
-    negated: bool = False
-    repeated: bool = False
-    help: str = ""
-    panel: str = ""
-    metavar: str | None = None
-    shown_default: int | None = None
     variable: str | None = ""
     json: tuple[str, ...] = ()
+
+
+def same(words: Iterable[str]) -> dict[str, object]:
+    """Return words that stand for themselves."""
+    return {word: word for word in words}
+
+
+_NO_FLAG: Final = Flag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +112,14 @@ class Field:
     Attributes:
         name: of the field.
         default: its value where nothing is given; ``None`` where one has to be.
-        option: what is said of it.
+        option: what it holds.
+        flag: how the command line has it.
     """
 
     name: str
     default: object
     option: Option
+    flag: Flag
 
     @property
     def called(self) -> str:
@@ -107,19 +127,24 @@ class Field:
         return self.option.called or self.name
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """Names on the command line, the one that messages use first; none where it has no such option."""
+        return tuple(self.flag.names.split())
+
+    @property
     def json_names(self) -> tuple[str, ...]:
         """Names in a JSON request."""
         return (self.name, *self.option.json)
 
 
-def setting(default: _T, about: Option) -> _T:
+def setting(default: _T, about: Option, flag: Flag = _NO_FLAG) -> _T:
     """Return a dataclass field with its part of the table. To type checkers it is its default."""
-    return dataclasses.field(default=default, metadata=described(about))
+    return dataclasses.field(default=default, metadata=described(about, flag))
 
 
-def described(about: Option) -> Mapping[str, Option]:
-    """Return the metadata of a dataclass field, for one that :func:`setting` cannot make."""
-    return {_METADATA: about}
+def described(about: Option, flag: Flag = _NO_FLAG) -> Mapping[str, tuple[Option, Flag]]:
+    """Return the metadata of a dataclass field, for one with a factory or without a default."""
+    return {_METADATA: (about, flag)}
 
 
 def fields_of(owner: type) -> tuple[Field, ...]:
@@ -136,7 +161,7 @@ def _listed(owner: type) -> tuple[Field, ...]:
             default = field.default
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
-            found.append(Field(field.name, None if default is dataclasses.MISSING else default, about))
+            found.append(Field(field.name, None if default is dataclasses.MISSING else default, *about))
     return tuple(found)
 
 
@@ -205,8 +230,7 @@ def rename_options(message: str, rename: Callable[[str, str], str | None]) -> st
 
 def spell_flag(field: Field, value: str) -> str:
     """Return how the command line says an option with a value that a message spells; empty for the option alone."""
-    about = field.option
-    flag = about.flags[0].partition("/")[0]
+    flag = field.flags[0].partition("/")[0]
     if not value:
         return flag
     try:
@@ -214,9 +238,9 @@ def spell_flag(field: Field, value: str) -> str:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         # What a user wrote may be quoted in a message, and look like an option.
         found = value
-    if about.kind == "truth":
-        return flag if found is not about.negated else f"without {flag}"
-    word = next((word for word, stands_for in about.words.items() if stands_for is found), None)
+    if field.option.kind == "truth":
+        return flag if found is not field.flag.negated else f"without {flag}"
+    word = next((word for word, stands_for in field.option.words.items() if stands_for is found), None)
     if word is None:
         word = ",".join(map(str, found)) if isinstance(found, list) else str(found)
     return f"{flag} {word}"

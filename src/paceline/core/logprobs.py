@@ -37,7 +37,7 @@ class LogprobParams:
     logprobs: int | None = setting(
         None,
         Option(
-            kind="whole",
+            "whole",
             optional=True,
             low=0,
             high=MAX_LOGPROBS,
@@ -46,7 +46,7 @@ class LogprobParams:
             json=("n_probs",),
         ),
     )
-    post_sampling_probs: bool = setting(False, Option(kind="truth", variable=None))
+    post_sampling_probs: bool = setting(False, Option("truth", variable=None))
 
     def __post_init__(self) -> None:
         take_values(self)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError, SamplingError, blame
-from paceline.core.fields import Option, described, setting, take_values
+from paceline.core.fields import Flag, Option, described, same, setting, take_values
 from paceline.core.numbers import real_number, shown, token_ids, whole_number
 from paceline.core.reasoning import ReasoningBudget
 
@@ -85,8 +85,11 @@ def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-_WHOLE = functools.partial(Option, kind="whole", error=SamplingError, panel="Sampling")
-_REAL = functools.partial(Option, kind="real", error=SamplingError, panel="Sampling")
+_WHOLE = functools.partial(Option, "whole", error=SamplingError)
+_REAL = functools.partial(Option, "real", error=SamplingError)
+_SAMPLING = functools.partial(Flag, panel="Sampling")
+_OUTPUT = functools.partial(Flag, panel="Prompt and output")
+_SPECULATION = functools.partial(Flag, panel="Speculation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,134 +119,65 @@ class SamplingParams:
 
     temperature: float = setting(
         0.8,
-        _REAL(
-            low=0.0,
-            high=100.0,
-            way_out="0 decodes greedily",
-            flags=("--temp", "--temperature"),
-            help="0 decodes greedily.",
-        ),
+        _REAL(low=0.0, high=100.0, way_out="0 decodes greedily"),
+        _SAMPLING("--temp --temperature", "0 decodes greedily."),
     )
     top_k: int = setting(
         40,
-        _WHOLE(
-            called="top-k",
-            low=0,
-            high=_LARGEST,
-            way_out="0 keeps all tokens",
-            flags=("--top-k",),
-            help="Keep the k likeliest tokens; 0 keeps all.",
-        ),
+        _WHOLE(called="top-k", low=0, high=_LARGEST, way_out="0 keeps all tokens"),
+        _SAMPLING("--top-k", "Keep the k likeliest tokens; 0 keeps all."),
     )
     top_p: float = setting(
         0.95,
-        _REAL(
-            called="top-p",
-            low=0.0,
-            high=1.0,
-            low_excluded=True,
-            way_out="1 keeps all tokens",
-            flags=("--top-p",),
-            help="Keep the likeliest tokens up to this mass.",
-        ),
+        _REAL(called="top-p", low=0.0, high=1.0, low_excluded=True, way_out="1 keeps all tokens"),
+        _SAMPLING("--top-p", "Keep the likeliest tokens up to this mass."),
     )
     min_p: float = setting(
         0.05,
-        _REAL(
-            called="min-p",
-            low=0.0,
-            high=1.0,
-            way_out="0 keeps all tokens",
-            flags=("--min-p",),
-            help="Keep tokens with this share of the best one's.",
-        ),
+        _REAL(called="min-p", low=0.0, high=1.0, way_out="0 keeps all tokens"),
+        _SAMPLING("--min-p", "Keep tokens with this share of the best one's."),
     )
     repeat_penalty: float = setting(
         1.0,
-        _REAL(
-            called="repeat penalty",
-            low=1e-6,
-            high=100.0,
-            way_out="1 switches it off",
-            flags=("--repeat-penalty",),
-            help="1 switches it off.",
-        ),
+        _REAL(called="repeat penalty", low=1e-6, high=100.0, way_out="1 switches it off"),
+        _SAMPLING("--repeat-penalty", "1 switches it off."),
     )
     presence_penalty: float = setting(
         0.0,
-        _REAL(
-            called="presence penalty",
-            low=-100.0,
-            high=100.0,
-            way_out="0 switches it off",
-            flags=("--presence-penalty",),
-            help="0 switches it off.",
-        ),
+        _REAL(called="presence penalty", low=-100.0, high=100.0, way_out="0 switches it off"),
+        _SAMPLING("--presence-penalty", "0 switches it off."),
     )
     frequency_penalty: float = setting(
         0.0,
-        _REAL(
-            called="frequency penalty",
-            low=-100.0,
-            high=100.0,
-            way_out="0 switches it off",
-            flags=("--frequency-penalty",),
-            help="0 switches it off.",
-        ),
+        _REAL(called="frequency penalty", low=-100.0, high=100.0, way_out="0 switches it off"),
+        _SAMPLING("--frequency-penalty", "0 switches it off."),
     )
     penalty_last_n: int = setting(
         64,
-        _WHOLE(
-            called="penalty last-n",
-            low=-1,
-            high=_LARGEST,
-            way_out="-1 counts all tokens",
-            flags=("--repeat-last-n",),
-            help="Tokens that penalties look at; -1 for all.",
-            json=("repeat_last_n",),
-        ),
+        _WHOLE(called="penalty last-n", low=-1, high=_LARGEST, way_out="-1 counts all tokens", json=("repeat_last_n",)),
+        _SAMPLING("--repeat-last-n", "Tokens that penalties look at; -1 for all."),
     )
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
         metadata=described(
-            Option(
-                kind="other",
-                error=SamplingError,
-                parse=_parse_biases,
-                separator=",",
-                flags=("--logit-bias",),
-                repeated=True,
-                help="May be repeated.",
-                panel="Sampling",
-                metavar="TOKEN_ID=BIAS",
-            )
+            Option("other", error=SamplingError, parse=_parse_biases, separator=","),
+            _SAMPLING("--logit-bias", "May be repeated.", repeated=True, metavar="TOKEN_ID=BIAS"),
         ),
     )
+    # A negative one is read as wrap_seed() has it.
     seed: int = setting(
         0,
-        _WHOLE(
-            # A negative one is read as wrap_seed() has it.
-            high=MAX_SEED,
-            way_out="leave it out for a random one",
-            flags=("--seed", "-s"),
-            help="-1 picks one; the report says which.",
-            shown_default=-1,
-        ),
+        _WHOLE(high=MAX_SEED, way_out="leave it out for a random one"),
+        _SAMPLING("--seed -s", "-1 picks one; the report says which.", shown_default=-1),
     )
     choice: int = setting(0, _WHOLE(low=0, high=_LARGEST, way_out="0 is the first answer"))
     order: tuple[str, ...] = setting(
         LLAMA_CPP_ORDER,
-        Option(
-            kind="texts",
-            error=SamplingError,
-            words={"llama.cpp": LLAMA_CPP_ORDER, "transformers": TRANSFORMERS_ORDER},
-            flags=("--sampler-order",),
-            help="Temperature last, or before truncation.",
-            panel="Sampling",
-        ),
+        Option("texts", error=SamplingError, words={"llama.cpp": LLAMA_CPP_ORDER, "transformers": TRANSFORMERS_ORDER}),
+        _SAMPLING("--sampler-order", "Temperature last, or before truncation."),
     )
     reasoning_budget: ReasoningBudget | None = setting(
-        None, Option(kind="other", error=SamplingError, optional=True, variable=None)
+        None, Option("other", error=SamplingError, optional=True, variable=None)
     )
 
     def __post_init__(self) -> None:
@@ -263,8 +197,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
         if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
             raise SamplingError(
-                f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once",
-                field="order",
+                f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once", field="order"
             )
 
     @property
@@ -296,39 +229,23 @@ class StopRules:
     max_tokens: int = setting(
         256,
         Option(
-            kind="whole",
+            "whole",
             called="the number of tokens to predict",
             counted="{} tokens to predict",
             low=1,
             way_out="-1 on the command line fills the context",
             stand_ins={-1: lambda: MAX_TOKENS},
-            flags=("-n", "--predict", "--n-predict"),
-            help="Most tokens to generate; -1 fills the context.",
-            panel="Prompt and output",
             json=("max_completion_tokens", "n_predict"),
         ),
+        _OUTPUT("-n --predict --n-predict", "Most tokens to generate; -1 fills the context."),
     )
     stop: tuple[str, ...] = setting(
-        (),
-        Option(
-            kind="texts",
-            flags=("--stop",),
-            repeated=True,
-            help="End where this text begins; may be repeated.",
-            panel="Prompt and output",
-        ),
+        (), Option("texts"), _OUTPUT("--stop", "End where this text begins; may be repeated.", repeated=True)
     )
     ignore_end: bool = setting(
-        False,
-        Option(
-            kind="truth",
-            flags=("--ignore-eos",),
-            help="Go on past the end of the answer.",
-            panel="Prompt and output",
-            json=("ignore_eos",),
-        ),
+        False, Option("truth", json=("ignore_eos",)), _OUTPUT("--ignore-eos", "Go on past the end of the answer.")
     )
-    preserved_ids: tuple[int, ...] = setting((), Option(kind="other", variable=None))
+    preserved_ids: tuple[int, ...] = setting((), Option("other", variable=None))
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -361,61 +278,33 @@ class SpeculationParams:
             draft model drafts them, if there is one. Of several drafters the first that proposes anything does.
     """
 
-    speculate: bool = setting(
-        True,
-        Option(
-            kind="truth",
-            flags=("--no-speculation",),
-            negated=True,
-            help="Decode plainly.",
-            panel="Speculation",
-        ),
-    )
+    speculate: bool = setting(True, Option("truth"), _SPECULATION("--no-speculation", "Decode plainly.", negated=True))
     drafters: tuple[str, ...] | None = setting(
         None,
-        Option(
-            kind="texts",
-            optional=True,
-            separator=",",
-            flags=("--drafters",),
-            help="Among {drafters}, in the order to ask. [dim]\\[suffix, or suffix,lookup,draft with a draft model; of "
+        Option("texts", optional=True, separator=","),
+        _SPECULATION(
+            "--drafters",
+            "Among {drafters}, in the order to ask. [dim]\\[suffix, or suffix,lookup,draft with a draft model; of "
             "policy fixed, draft alone if there is one][/dim]",
-            panel="Speculation",
             metavar="NAME[,...]",
         ),
     )
     draft_max: int | None = setting(
-        None,
-        Option(
-            kind="whole",
-            called="draft-max",
-            optional=True,
-            low=1,
-            way_out="`speculate=False` drafts nothing",
-        ),
+        None, Option("whole", called="draft-max", optional=True, low=1, way_out="`speculate=False` drafts nothing")
     )
     verify: VerifierName = setting(
         "coupled",
-        Option(
-            kind="choice",
-            called="verifier",
-            words={name: name for name in VERIFIER_NAMES},
-            flags=("--verify",),
-            help="coupled: a seed's text is the same with any drafts or none.",
-            panel="Speculation",
-        ),
+        Option("choice", called="verifier", words=same(VERIFIER_NAMES)),
+        _SPECULATION("--verify", "coupled: a seed's text is the same with any drafts or none."),
     )
     draft_min: int = setting(
-        0,
-        Option(kind="whole", called="draft-min", low=0, way_out="0 keeps drafts of any length", variable=None),
+        0, Option("whole", called="draft-min", low=0, way_out="0 keeps drafts of any length", variable=None)
     )
     p_min: float = setting(
-        0.0,
-        Option(kind="real", called="draft-p-min", low=0.0, high=1.0, way_out="0 keeps all drafts", variable=None),
+        0.0, Option("real", called="draft-p-min", low=0.0, high=1.0, way_out="0 keeps all drafts", variable=None)
     )
     policy: PolicyName | None = setting(
-        None,
-        Option(kind="choice", optional=True, words={name: name for name in get_args(PolicyName)}, variable=None),
+        None, Option("choice", optional=True, words=same(get_args(PolicyName)), variable=None)
     )
 
     def __post_init__(self) -> None:
@@ -447,9 +336,9 @@ class CacheParams:
             several. A client may have several namespaces.
     """
 
-    cache_prompt: bool = setting(True, Option(kind="truth"))
-    namespace: str = setting("", Option(kind="other", parse=lambda texts: texts[-1]))
-    client: str = setting("", Option(kind="other", parse=lambda texts: texts[-1]))
+    cache_prompt: bool = setting(True, Option("truth"))
+    namespace: str = setting("", Option("other", parse=lambda texts: texts[-1]))
+    client: str = setting("", Option("other", parse=lambda texts: texts[-1]))
 
     def __post_init__(self) -> None:
         take_values(self)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, blame
-from paceline.core.fields import Option, described, setting, take_values
+from paceline.core.fields import Flag, Option, described, same, setting, take_values
 from paceline.engines.limits import check_range
 from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
 from paceline.models.description import describe
@@ -35,7 +35,9 @@ MAX_BRANCHES = 192
 _MIN_DRAFT_CONTEXT: Final = 2
 _INT32_MAX: Final = 2**31 - 1
 
-_OPTION = functools.partial(Option, panel="Models")
+_MODELS = functools.partial(Flag, panel="Models")
+_SAMPLING = functools.partial(Flag, panel="Sampling")
+_OUTPUT = functools.partial(Flag, panel="Prompt and output")
 
 
 def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -100,166 +102,115 @@ class ModelOptions:
 
     path: str | Path = field(
         metadata=described(
-            _OPTION(
-                kind="other",
-                variable="MODEL",
-                flags=("-m", "--model"),
-                help="Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
+            Option("other", variable="MODEL"),
+            _MODELS(
+                "-m --model",
+                "Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
                 "[dim]\\[embedded pair][/dim]",
                 metavar="MODEL",
-            )
+            ),
         )
     )
     engine: EngineName | None = setting(
         None,
-        _OPTION(
-            kind="choice",
-            optional=True,
-            words={name: name for name in ENGINE_NAMES},
-            flags=("--engine",),
-            help="Engine for both models. [dim]\\[by file][/dim]",
-        ),
+        Option("choice", optional=True, words=same(ENGINE_NAMES)),
+        _MODELS("--engine", "Engine for both models. [dim]\\[by file][/dim]"),
     )
     context_length: int | None = setting(
         None,
-        _OPTION(
-            kind="whole",
-            optional=True,
-            flags=("-c", "--ctx-size"),
-            help="Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
+        Option("whole", optional=True),
+        _MODELS(
+            "-c --ctx-size",
+            "Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
         ),
     )
     context_may_shrink: bool = False
     gpu_layers: int = setting(
-        -1,
-        _OPTION(
-            kind="whole",
-            flags=("-ngl", "--gpu-layers", "--n-gpu-layers"),
-            help="Target layers to put on GPUs; -1 for all.",
-        ),
+        -1, Option("whole"), _MODELS("-ngl --gpu-layers --n-gpu-layers", "Target layers to put on GPUs; -1 for all.")
     )
     devices: tuple[str, ...] = setting(
         (),
-        _OPTION(
-            kind="texts",
-            separator=",",
-            flags=("-dev", "--device"),
-            help="Devices for the target, with commas; 'none' is the CPU.",
-            metavar="DEV[,...]",
-        ),
+        Option("texts", separator=","),
+        _MODELS("-dev --device", "Devices for the target, with commas; 'none' is the CPU.", metavar="DEV[,...]"),
     )
     override_tensors: tuple[tuple[str, str], ...] = setting(
         (),
-        _OPTION(
-            kind="other",
-            parse=_parse_overrides,
-            separator=",",
-            flags=("-ot", "--override-tensor"),
+        Option("other", parse=_parse_overrides, separator=","),
+        _MODELS(
+            "-ot --override-tensor",
+            "Place the target's tensors that match a pattern.",
             repeated=True,
-            help="Place the target's tensors that match a pattern.",
             metavar="PATTERN=BUFFER[,...]",
         ),
     )
     threads: int | None = setting(
         None,
-        _OPTION(
-            kind="whole",
-            optional=True,
-            flags=("-t", "--threads"),
-            help="CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
+        Option("whole", optional=True),
+        _MODELS(
+            "-t --threads",
+            "CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
         ),
     )
     threads_batch: int | None = setting(
         None,
-        _OPTION(
-            kind="whole",
-            optional=True,
-            flags=("-tb", "--threads-batch"),
-            help="CPU threads for wider passes. [dim]\\[as -t][/dim]",
-        ),
+        Option("whole", optional=True),
+        _MODELS("-tb --threads-batch", "CPU threads for wider passes. [dim]\\[as -t][/dim]"),
     )
     flash_attention: bool | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            words={"on": True, "off": False, "auto": None},
-            flags=("-fa", "--flash-attn"),
-            help="Fused attention; on a CPU, auto measures which is faster when a model is first loaded.",
+        Option("other", words={"on": True, "off": False, "auto": None}),
+        _MODELS(
+            "-fa --flash-attn", "Fused attention; on a CPU, auto measures which is faster when a model is first loaded."
         ),
     )
     exact: bool = setting(
         False,
-        _OPTION(
-            kind="truth",
-            flags=("--exact",),
-            help="Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the "
+        Option("truth"),
+        _MODELS(
+            "--exact",
+            "Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the "
             "text is that of --exact without drafts. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts "
             "are chains.",
         ),
     )
     memory: int | str | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            optional=True,
-            flags=("--memory",),
-            help="All that the process may hold, such as 12G: layers that don't fit are read while they are used. "
+        Option("other", optional=True),
+        _MODELS(
+            "--memory",
+            "All that the process may hold, such as 12G: layers that don't fit are read while they are used. "
             "[dim]\\[what is free, for weights that are more than that][/dim]",
             metavar="SIZE",
         ),
     )
     stream: bool | None = setting(
         None,
-        _OPTION(
-            kind="choice",
-            optional=True,
-            words={"auto": None, "off": False},
-            flags=("--stream",),
-            help="Whether weights that don't fit are read while they are used; off leaves that to the system.",
+        Option("choice", optional=True, words={"auto": None, "off": False}),
+        _MODELS(
+            "--stream", "Whether weights that don't fit are read while they are used; off leaves that to the system."
         ),
     )
     max_sequences: int = setting(
         1,
-        _OPTION(
-            kind="whole",
-            counted="{} sequences",
-            low=1,
-            flags=("-np", "--parallel"),
-            help="Requests the engines hold at once.",
-        ),
+        Option("whole", counted="{} sequences", low=1),
+        _MODELS("-np --parallel", "Requests the engines hold at once."),
     )
     cells: int | None = None
     branches: int | None = None
     rollback: bool = True
     dtype: DType | None = setting(
-        None,
-        _OPTION(
-            kind="choice",
-            optional=True,
-            words={name: name for name in DTYPES},
-            flags=("--dtype",),
-            help="Weights' type under torch_hf.",
-        ),
+        None, Option("choice", optional=True, words=same(DTYPES)), _MODELS("--dtype", "Weights' type under torch_hf.")
     )
     model_defaults: bool = setting(
         True,
-        Option(
-            kind="truth",
-            flags=("--no-model-defaults",),
+        Option("truth"),
+        _SAMPLING(
+            "--no-model-defaults",
+            "Leave aside what the model says about sampling: in GGUF metadata, or generation_config.json.",
             negated=True,
-            help="Leave aside what the model says about sampling: in GGUF metadata, or generation_config.json.",
-            panel="Sampling",
         ),
     )
-    verbose: bool = setting(
-        False,
-        Option(
-            kind="truth",
-            flags=("-v", "--verbose"),
-            help="Let the engine log to stderr.",
-            panel="Prompt and output",
-        ),
-    )
+    verbose: bool = setting(False, Option("truth"), _OUTPUT("-v --verbose", "Let the engine log to stderr."))
     other_memory: OtherMemory = NO_OTHER_MEMORY
     rows_read: int | None = None
     own_weights: bool = False
@@ -321,81 +272,66 @@ class DraftOptions:
 
     path: str | Path | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            variable="MODEL",
-            flags=("-md", "--model-draft", "--spec-draft-model"),
-            help="Draft model with mostly the same tokens; self is the target, quantised smaller.",
+        Option("other", variable="MODEL"),
+        _MODELS(
+            "-md --model-draft --spec-draft-model",
+            "Draft model with mostly the same tokens; self is the target, quantised smaller.",
             metavar="MODEL",
         ),
     )
     context_length: int | None = setting(
         None,
-        _OPTION(
-            kind="whole",
-            called="`DraftOptions.context_length`",
-            optional=True,
-            flags=("-cd", "--ctx-size-draft", "--spec-draft-ctx-size"),
-            help="Context of the draft; 0 is all of its own. "
+        Option("whole", called="`DraftOptions.context_length`", optional=True),
+        _MODELS(
+            "-cd --ctx-size-draft --spec-draft-ctx-size",
+            "Context of the draft; 0 is all of its own. "
             "[dim]\\[as -c, twice that if translated, or its own if less][/dim]",
         ),
     )
     gpu_layers: int = setting(
         -1,
-        _OPTION(
-            kind="whole",
-            flags=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
-            help="Draft layers to put on GPUs; -1 for all.",
+        Option("whole"),
+        _MODELS(
+            "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", "Draft layers to put on GPUs; -1 for all."
         ),
     )
     devices: tuple[str, ...] = setting(
         (),
-        _OPTION(
-            kind="texts",
-            separator=",",
-            flags=("-devd", "--device-draft", "--spec-draft-device"),
-            help="Devices for the draft.",
-            metavar="DEV[,...]",
-        ),
+        Option("texts", separator=","),
+        _MODELS("-devd --device-draft --spec-draft-device", "Devices for the draft.", metavar="DEV[,...]"),
     )
     threads: int | None = setting(
         None,
-        _OPTION(
-            kind="whole",
-            optional=True,
-            flags=("-td", "--threads-draft", "--spec-draft-threads"),
-            help="CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
+        Option("whole", optional=True),
+        _MODELS(
+            "-td --threads-draft --spec-draft-threads",
+            "CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
         ),
     )
     threads_batch: int | None = setting(
         None,
-        _OPTION(
-            kind="whole",
-            optional=True,
-            flags=("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch"),
-            help="CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
+        Option("whole", optional=True),
+        _MODELS(
+            "-tbd --threads-batch-draft --spec-draft-threads-batch",
+            "CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
         ),
     )
     vocab: DraftVocab = setting(
         "auto",
-        _OPTION(
-            kind="choice",
-            called="`DraftOptions.vocab`",
-            words={name: name for name in DRAFT_VOCABS},
-            flags=("--draft-vocab",),
-            help="Whether the draft's tokens are the target's (same), or are translated; auto finds out.",
+        Option("choice", called="`DraftOptions.vocab`", words=same(DRAFT_VOCABS)),
+        _MODELS(
+            "--draft-vocab",
+            "Whether the draft's tokens are the target's (same), or are translated; auto finds out.",
             metavar="|".join(DRAFT_VOCABS),
         ),
     )
     token_map: tuple[str, ...] = setting(
         (),
-        _OPTION(
-            kind="texts",
-            called="`DraftOptions.token_map`",
-            variable="MAP",
+        Option("texts", called="`DraftOptions.token_map`", variable="MAP"),
+        _MODELS(
+            "--draft-map",
+            "A control token of a translated draft, and the target's that it stands for.",
             repeated=True,
-            flags=("--draft-map",),
-            help="A control token of a translated draft, and the target's that it stands for.",
             metavar="DRAFT=TARGET",
         ),
     )

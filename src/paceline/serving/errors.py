@@ -116,7 +116,7 @@ def _fields_by_option() -> Mapping[str, tuple[str, ...]]:
 def _flagged() -> Mapping[str, Field]:
     """Return the options that are the server's, and that the command line has flags for."""
     parts = (ServerOptions, ModelOptions, ChatParams)
-    return {each.name: each for part in parts for each in fields_of(part) if each.option.flags}
+    return {each.name: each for part in parts for each in fields_of(part) if each.flags}
 
 
 HostState: TypeAlias = Literal["loading", "ready", "failed", "closing"]

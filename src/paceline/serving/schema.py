@@ -154,7 +154,7 @@ def _option_fields() -> dict[str, Any]:
                 limits["minimum"] = -1
             extra: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
             for name in field.json_names:
-                text = about.help or f"See {part.__name__}.{field.name}."
+                text = field.flag.help or f"See {part.__name__}.{field.name}."
                 found[name] = (_field_type(field) | None, Field(None, description=text, json_schema_extra=extra))
     return found
 

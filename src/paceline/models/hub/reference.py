@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from paceline.core.errors import InputError
-from paceline.core.fields import Option, described, setting, take_values
+from paceline.core.fields import Flag, Option, described, setting, take_values
 from paceline.core.numbers import shown
 from paceline.terminal_text import printable_line
 
@@ -23,7 +23,7 @@ _TOKEN: Final = re.compile(r"[!-~]+")
 _DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 _CREDENTIALS: Final = re.compile(r"(?<=//)[^/@\s]*@")
 
-_OPTION = functools.partial(Option, panel="Models")
+_MODELS = functools.partial(Flag, panel="Models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,55 +87,40 @@ class HubOptions:
 
     repo: str | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            variable="HF_REPO",
-            flags=("-hf", "-hfr", "--hf-repo"),
-            help="Target from the Hugging Face hub, fetched once: of its GGUF files that of QUANT, or Q4_K_M, Q8_0 or "
+        Option("other", variable="HF_REPO"),
+        _MODELS(
+            "-hf -hfr --hf-repo",
+            "Target from the Hugging Face hub, fetched once: of its GGUF files that of QUANT, or Q4_K_M, Q8_0 or "
             "the first; without any, or for :safetensors, its folder.",
             metavar="USER/REPO[:QUANT]",
         ),
     )
     file: str | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            variable="HF_FILE",
-            flags=("-hff", "--hf-file"),
-            help="GGUF file of -hf, instead of a quant.",
-            metavar="FILE",
-        ),
+        Option("other", variable="HF_FILE"),
+        _MODELS("-hff --hf-file", "GGUF file of -hf, instead of a quant.", metavar="FILE"),
     )
     draft_repo: str | None = setting(
         None,
-        _OPTION(
-            kind="other",
-            variable="DRAFT_HF_REPO",
-            flags=("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
-            help="Draft model from the hub.",
-            metavar="USER/REPO[:QUANT]",
-        ),
+        Option("other", variable="DRAFT_HF_REPO"),
+        _MODELS("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "Draft model from the hub.", metavar="USER/REPO[:QUANT]"),
     )
     token: str | None = field(
         default=None,
         repr=False,
         metadata=described(
-            _OPTION(
-                kind="other",
-                variable=None,
-                flags=("-hft", "--hf-token"),
-                help="Token of the hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
+            Option("other", variable=None),
+            _MODELS(
+                "-hft --hf-token",
+                "Token of the hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
                 metavar="TOKEN",
-            )
+            ),
         ),
     )
     offline: bool = setting(
         False,
-        _OPTION(
-            kind="truth",
-            flags=("--offline",),
-            help="Take models of the hub from the cache on this machine, without a look at the network.",
-        ),
+        Option("truth"),
+        _MODELS("--offline", "Take models of the hub from the cache on this machine, without a look at the network."),
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.errors import SamplingError
-from paceline.core.fields import Option, setting, take_values
+from paceline.core.fields import Flag, Option, setting, take_values
 from paceline.core.params import check_draft_min
 from paceline.core.request import Request
 from paceline.core.stats import OffReason
@@ -23,7 +23,7 @@ MAX_SIBLINGS = 16
 
 # A policy is chosen when a model is loaded, by the command line or by code: the environment has no say, and what a
 # request may set is in its SpeculationParams.
-_OPTION = functools.partial(Option, panel="Speculation", variable=None)
+_SPECULATION = functools.partial(Flag, panel="Speculation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,50 +40,38 @@ class FixedPolicy(PolicyBase):
 
     draft_max: int = setting(
         5,
-        _OPTION(
-            kind="whole",
-            called="draft-max",
-            low=0,
-            high=MAX_DRAFT,
-            way_out="0 drafts nothing",
-            flags=("--draft-max", "--draft", "--spec-draft-n-max"),
-            help="Most tokens to draft along one path; 0 decodes plainly. All --draft-* options are of policy fixed.",
+        Option("whole", called="draft-max", low=0, high=MAX_DRAFT, way_out="0 drafts nothing", variable=None),
+        _SPECULATION(
+            "--draft-max --draft --spec-draft-n-max",
+            "Most tokens to draft along one path; 0 decodes plainly. All --draft-* options are of policy fixed.",
         ),
     )
     draft_min: int = setting(
         0,
-        _OPTION(
-            kind="whole",
-            called="draft-min",
-            flags=("--draft-min", "--spec-draft-n-min"),
-            help="Don't verify shorter drafts.",
-        ),
+        Option("whole", called="draft-min", variable=None),
+        _SPECULATION("--draft-min --spec-draft-n-min", "Don't verify shorter drafts."),
     )
     p_min: float = setting(
         0.0,
-        _OPTION(
-            kind="real",
-            called="draft-p-min",
-            low=0.0,
-            high=1.0,
-            way_out="0 keeps all drafts",
-            flags=("--draft-p-min", "--spec-draft-p-min"),
-            help="Stop drafting, at the first token too, where the drafter's likeliest token (at the temperature in "
+        Option("real", called="draft-p-min", low=0.0, high=1.0, way_out="0 keeps all drafts", variable=None),
+        _SPECULATION(
+            "--draft-p-min --spec-draft-p-min",
+            "Stop drafting, at the first token too, where the drafter's likeliest token (at the temperature in "
             "use, 1 if greedy) is less likely than this.",
         ),
     )
     siblings: int = setting(
         1,
-        _OPTION(
-            kind="whole",
+        Option(
+            "whole",
             called="the number of draft siblings",
             counted="{} draft siblings",
             low=1,
             high=MAX_SIBLINGS,
             way_out="1 drafts a chain",
-            flags=("--draft-siblings",),
-            help="Proposals of the draft model for each position.",
+            variable=None,
         ),
+        _SPECULATION("--draft-siblings", "Proposals of the draft model for each position."),
     )
 
     def __post_init__(self) -> None:
