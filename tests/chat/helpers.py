@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.chat.assembler import AnswerAssembler
-from paceline.chat.marked import MarkedText
+from paceline.chat.marked_text import MarkedText
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import ReasoningFormat, ReasoningMarkers
 from paceline.chat.tool_calls.base import ExpectedCalls

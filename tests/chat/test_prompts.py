@@ -17,7 +17,7 @@ pytest.importorskip("gguf")
 import gguf
 
 from paceline.chat import prompts
-from paceline.chat.marked import MarkedText, template_marks
+from paceline.chat.marked_text import MarkedText, template_marks
 from paceline.chat.messages import read_messages
 from paceline.chat.prompts import tokenize_rendered
 from paceline.chat.template import ChatTemplate

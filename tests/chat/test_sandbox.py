@@ -12,7 +12,7 @@ import time
 import jinja2
 import pytest
 
-from paceline.chat import limits
+from paceline.chat import template_limits
 from paceline.chat.messages import read_messages
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError, ModelFileError, PacelineError
@@ -28,7 +28,7 @@ SECRETS = re.compile(r"__builtins__|<module|<frame|<code|subclasses|root:|jinja2
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--quick"):
-        monkeypatch.setattr(limits, "MAX_CPU_S", 0.1)
+        monkeypatch.setattr(template_limits, "MAX_CPU_S", 0.1)
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def render(source: str) -> str | PacelineError:
     except PacelineError as error:
         result = error
     cpu_s = time.thread_time() - cpu_s
-    assert cpu_s < limits.MAX_CPU_S + excess_s()
+    assert cpu_s < template_limits.MAX_CPU_S + excess_s()
     assert peak_bytes() - bytes_before < MAX_BYTES
     assert not SECRETS.search(str(result))
     if isinstance(result, PacelineError):
@@ -91,11 +91,11 @@ def test_what_is_odd_is_harmless(name: str) -> None:
         # How many seconds it takes depends on the machine, and Python's own limits on its version.
         assert re.search("(fails on|refuses) these messages|is no template|takes more than", str(result))
     else:
-        assert len(result) <= limits.MAX_CHARACTERS
+        assert len(result) <= template_limits.MAX_CHARACTERS
 
 
 def test_a_limit_is_for_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(template_limits, "MAX_BYTES", 100_000)
     template = ChatTemplate("{% set x = messages[0].content * 500 %}{{ x|length }}", origin="a.gguf")
     for _ in range(10):
         assert template.render(read_messages("a" * 50)) == "25000"
@@ -103,18 +103,18 @@ def test_a_limit_is_for_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_conversation_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates in use walk all messages for each of them."""
-    monkeypatch.setattr(limits, "MAX_CPU_S", 0.0)
+    monkeypatch.setattr(template_limits, "MAX_CPU_S", 0.0)
     walk = "{% for a in messages %}{% for b in messages %}{% set c = b.content|trim %}{% endfor %}{% endfor %}"
     template = ChatTemplate(walk, origin="a.gguf")
     assert template.render(read_messages([{"role": "user", "content": "hi"}] * 30)) == ""
-    monkeypatch.setattr(limits, "CPU_S_PER_MESSAGE", 0.0)
+    monkeypatch.setattr(template_limits, "CPU_S_PER_MESSAGE", 0.0)
     with pytest.raises(ModelFileError, match=r"takes more than 0\.0 seconds of processor time"):
         template.render(read_messages([{"role": "user", "content": "hi"}] * 30))
 
 
 def test_what_is_given_has_limits_too() -> None:
     template = ChatTemplate("{{ messages[0].content }}", origin="a.gguf")
-    text = "a" * (limits.MAX_CHARACTERS // 2 + 1)
+    text = "a" * (template_limits.MAX_CHARACTERS // 2 + 1)
     with pytest.raises(
         InputError, match="what is given to the chat template makes a list of texts of more than"
     ) as caught:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.chat.marked import template_marks
+from paceline.chat.marked_text import template_marks
 from paceline.chat.messages import read_messages
 from paceline.chat.template import KNOWN_ROLES, ChatTemplate, one_line
 from paceline.core.errors import InputError, ModelFileError

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.chat.marked import MarkedText, trailing_template_text
+from paceline.chat.marked_text import MarkedText, trailing_template_text
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.chat.reasoning import AnswerPart, ReasoningMarkers, opens_reasoning

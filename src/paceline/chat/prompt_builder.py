@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from paceline.chat.call_history import CallForm, check_arguments, convert_calls, find_call_form
 from paceline.chat.continuation import add_beginning, is_continued
-from paceline.chat.marked import MarkedText, trailing_template_text
+from paceline.chat.marked_text import MarkedText, trailing_template_text
 from paceline.chat.messages import Message, plain_data, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
 from paceline.chat.prompts import ChatPrompt, expect_calls, tokenize_rendered

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from paceline.chat.marked import MarkedText, template_marks
+from paceline.chat.marked_text import MarkedText, template_marks
 from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
 from paceline.chat.tool_calls.base import ExpectedCalls
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.options import GenerateOptions
 
 _THEIRS: Final = 0
-"""Mark of a character that came with the conversation, as :func:`~paceline.chat.marked.template_marks` returns it."""
+"""Mark of a character that came with the conversation, among those of ``template_marks``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 What transformers sets up, and templates rely on: trimmed blocks, loop controls, ``tojson`` that leaves HTML alone,
 ``raise_exception``, ``strftime_now``, and the ``generation`` tag, which means nothing where nothing is trained.
 
-Constants of the template and the text between its tags become :class:`~paceline.chat.marked.MarkedText` of the
+Constants of the template and the text between its tags become :class:`~paceline.chat.marked_text.MarkedText` of the
 template. Everything else that a template joins, prints or calls goes through here too, to keep the marks and to be
 counted.
 """
@@ -30,7 +30,8 @@ from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Namespace
 from markupsafe import Markup
 
-from paceline.chat.limits import (
+from paceline.chat.marked_text import MarkedText, template_marks
+from paceline.chat.template_limits import (
     MAX_CHARACTERS,
     MAX_NODES,
     LimitError,
@@ -43,7 +44,6 @@ from paceline.chat.limits import (
     count_step,
     grow,
 )
-from paceline.chat.marked import MarkedText, template_marks
 
 # What the work of these is cannot be told by what they are given, and no template of 70 looked at uses them.
 _NOT_OFFERED: Final = ("pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr")

@@ -4,7 +4,7 @@
 
     messages ──read_messages──> plain data ──render──> MarkedText ──token_ids──> token ids      (chat/prompts.py)
                                                 |
-                                     in a sandbox, with limits          (chat/sandbox.py, chat/limits.py)
+                                     in a sandbox, with limits          (chat/sandbox.py, chat/template_limits.py)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 
-from paceline.chat.limits import MAX_SOURCE, LimitError, check_items, limit_rendering
-from paceline.chat.marked import MarkedText
+from paceline.chat.marked_text import MarkedText
 from paceline.chat.messages import Message, plain_data
 from paceline.chat.sandbox import TemplateEnvironment, TemplateRefusalError
+from paceline.chat.template_limits import MAX_SOURCE, LimitError, check_items, limit_rendering
 from paceline.core.errors import InputError, ModelFileError, blame
 
 KNOWN_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.chat.limits import MAX_SOURCE
 from paceline.chat.template import ChatTemplate
+from paceline.chat.template_limits import MAX_SOURCE
 from paceline.core.errors import CapabilityError, InputError, ModelFileError
 from paceline.core.vocabulary import Vocabulary
 from paceline.models.files import read_json_if_present

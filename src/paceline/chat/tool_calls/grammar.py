@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from paceline.chat.tool_calls.arguments import ArgumentRules, write_arguments
+from paceline.chat.tool_calls.argument_rules import ArgumentRules, write_arguments
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ToolCallFormat, WrittenCalls
-from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
+from paceline.chat.tool_calls.lark_rules import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.constraints import Calls, JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError

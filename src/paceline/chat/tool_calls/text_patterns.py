@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from paceline.chat.tool_calls.lark import ANY_TEXT
+from paceline.chat.tool_calls.lark_rules import ANY_TEXT
 from paceline.chat.tool_calls.parameter_schema import Schema
 from paceline.constraints.llguidance_import import import_llguidance
 from paceline.constraints.schema_parts import as_list, as_mapping, is_number

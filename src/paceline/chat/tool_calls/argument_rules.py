@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from paceline.chat.tool_calls.base import ArgumentStyle
-from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string, exclude_text
-from paceline.chat.tool_calls.literals import GEMMA_QUOTE, LiteralRules, gemma_key
+from paceline.chat.tool_calls.lark_rules import ANY_TEXT, LarkRules, as_schema, as_string, exclude_text
+from paceline.chat.tool_calls.literal_rules import GEMMA_QUOTE, LiteralRules, gemma_key
 from paceline.chat.tool_calls.parameter_schema import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.schema_parts import iter_standard_subschemas, shorten_pointer

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.chat.limits import LimitError
-from paceline.chat.marked import MarkedText, template_marks
+from paceline.chat.marked_text import MarkedText, template_marks
+from paceline.chat.template_limits import LimitError
 from tests.tiers import by_tier
 
 OURS = "AB<| \tẞ\n\x1c"

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, SupportsIndex
 
-from paceline.chat.limits import check_characters, count_step
+from paceline.chat.template_limits import check_characters, count_step
 
 _OURS: Final = b"\1"
 """Mark of a character that the template wrote."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from paceline.chat.tool_calls.lark import ANY_TEXT, LarkRules, as_schema, as_string
+from paceline.chat.tool_calls.lark_rules import ANY_TEXT, LarkRules, as_schema, as_string
 from paceline.chat.tool_calls.parameter_schema import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.schema_parts import as_list, is_number
