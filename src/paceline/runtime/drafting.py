@@ -55,7 +55,12 @@ class Drafting:
         self._unjudged: dict[int, DraftTree] = {}
 
     def grow(self, requests: Sequence[Request], num_prompts: int) -> Drafts:
-        """Return a tree for each request that decodes; beside ``num_prompts`` that are read, nothing may be drafted."""
+        """Return a tree for each request, of its root alone where nothing is drafted.
+
+        Args:
+            requests: those that decode.
+            num_prompts: requests whose prompt is read in the same pass.
+        """
         plainly = not self._budget.may_draft(num_prompts)
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
