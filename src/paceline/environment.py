@@ -160,7 +160,6 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def variables_of_the_table() -> dict[str, Field]:
-    """Return the field that each environment variable sets, by the variable's name."""
     found: dict[str, Field] = {}
     for part in (*REQUEST_PARTS, ModelOptions, HubOptions, ChatParams, ServerOptions):
         found.update(_variables(part, _PREFIX))

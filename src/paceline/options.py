@@ -102,11 +102,7 @@ class RequestOptions:
         return self.params, self.rules, self.speculation, self.cache, self.logprobs
 
     def replaced(self, changes: Mapping[str, object]) -> RequestOptions:
-        """Return the same but for some fields of the parts.
-
-        Raises:
-            InputError: a value cannot be used.
-        """
+        """Return the same but for some fields of the parts."""
 
         def changed(part: _PartT) -> _PartT:
             own: dict[str, Any] = {
@@ -137,9 +133,6 @@ def read_options(
         options: by the names of :class:`GenerateOptions`; ``None`` is the default. A constraint is compiled.
         verify: how drafts are judged where that is not said.
         drafters: those there are, which ``drafters`` may choose from; ``None`` lets any name pass.
-
-    Raises:
-        InputError: an option is unknown, or its value cannot be used.
     """
     known = {each.name for part in REQUEST_PARTS for each in fields_of(part)} | {"constraint"}
     unknown = next((name for name in options if name not in known), None)
@@ -166,5 +159,4 @@ def read_options(
 
 
 def make_part(part: type[_T], given: Mapping[str, Any]) -> _T:
-    """Build one dataclass of the table of what is given of its fields."""
     return part(**{each.name: given[each.name] for each in fields_of(part) if each.name in given})

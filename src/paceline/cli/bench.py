@@ -370,8 +370,6 @@ def _get_profile(
     interrupted: threading.Event,
     progress: _Progress,
 ) -> KeptProfile:
-    """Return what passes cost: measured before, or now."""
-
     def report(share: float) -> None:
         if interrupted.is_set():
             raise KeyboardInterrupt
@@ -393,11 +391,6 @@ def _get_profile(
 
 
 def _load_learned(kept: KeptProfile) -> Learned:
-    """Return what earlier runs learned.
-
-    Raises:
-        InputError: there were none.
-    """
     learned = None if kept.key is None else load_learned(kept.key)
     if learned is None:
         raise InputError(
@@ -437,7 +430,6 @@ class _Progress:
         self._bar.stop()
 
     def tell(self, doing: str, done_s: float, total_s: float) -> None:
-        """Show what is being done, and how much is done of how much there is to do."""
         total_s = max(total_s, done_s)
         left = ""
         if done_s > 0:
@@ -466,7 +458,6 @@ def _choose(names: str | None, default: Sequence[str]) -> list[str]:
 
 
 def _parse_server(against: str, workloads: Sequence[str]) -> Path:
-    """Return the path in ``llama-server=PATH``."""
     name, _, path = against.partition("=")
     if name != "llama-server" or not path:
         raise InputError(f"--against {against}: write --against llama-server=PATH; no other server is known")

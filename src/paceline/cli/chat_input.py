@@ -17,7 +17,7 @@ _CONTINUED = "\\"
 
 
 def is_typed() -> bool:
-    """Return whether a person types the lines, and sees what is printed."""
+    """Whether a person types the lines, and sees what is printed."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -25,9 +25,6 @@ def iter_lines() -> Iterator[str]:
     """Yield messages and commands until there are no more: from a terminal, or line by line from a pipe.
 
     On a terminal, Ctrl-C empties the line; on an empty one it says how to end, and twice in a row it ends.
-
-    Raises:
-        InputError: standard input is closed, or is no UTF-8.
     """
     if sys.stdin is None:
         raise InputError("standard input is closed: there is nobody to chat with")
@@ -75,7 +72,6 @@ def _iter_piped() -> Iterator[str]:
 
 
 def _make_session() -> PromptSession[str]:
-    """Return what edits lines: a history of this chat, and the commands completed."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.key_binding import KeyBindings

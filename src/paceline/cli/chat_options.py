@@ -42,16 +42,6 @@ OF_CHATS: Final = ("system", "system_file", *(field.name for field in fields_of(
 
 
 def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -> str:
-    """Return what the system says; empty for nothing.
-
-    Args:
-        text: what was typed behind ``-sys``.
-        file: what ``-sysf`` names, a file with the text.
-        escape: whether backslashes in ``text`` stand for other characters.
-
-    Raises:
-        InputError: both are given, or the file cannot be read.
-    """
     if text is not None and file is not None:
         raise InputError("-sys and -sysf both give what the system says: leave out one of them")
     if file is not None and str(file) == "-":
@@ -62,11 +52,7 @@ def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -
 
 
 def check_names_chat_model(models: ModelChoice, replaced_by: str | Path | None) -> None:
-    """Refuse to chat where no model is named, unless a template makes one of the built-in one.
-
-    Raises:
-        InputError: no model is named, and no template.
-    """
+    """Refuse to chat where no model is named, unless a template makes one of the built-in one."""
     if models.target is None and replaced_by is None:
         raise InputError(
             "no model is named (-m FILE), and the small built-in one cannot chat: name one with -m, or have one "
@@ -75,15 +61,7 @@ def check_names_chat_model(models: ModelChoice, replaced_by: str | Path | None) 
 
 
 def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:
-    """Refuse a model that cannot chat, before it is loaded.
-
-    Args:
-        path: of the model.
-        replaced_by: a chat template to use instead of the model's own: its text, or the path of its file.
-
-    Raises:
-        PacelineError: the model has no chat template, or there is no such file.
-    """
+    """Refuse a model without a chat template before it is loaded; ``replaced_by`` is a text, or the path of a file."""
     from paceline.chat.template_sources import check_is_chat_model  # jinja2 takes a while to import
 
     if isinstance(replaced_by, Path) and not replaced_by.is_file():
@@ -92,5 +70,4 @@ def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:
 
 
 def start_conversation(system: str) -> list[dict[str, Any]]:
-    """Return a conversation in which nobody but the system has said anything, if that has."""
     return [{"role": "system", "content": system}] if system else []

@@ -30,13 +30,7 @@ _INDENT: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command of the chat.
-
-    Attributes:
-        name: what is typed, without the slash.
-        takes: what the help shows for what follows; empty where nothing may, and in brackets where nothing need to.
-        help: one line.
-    """
+    """A command of the chat; the help shows ``takes`` for what follows it, in brackets where nothing need to."""
 
     name: str
     takes: str
@@ -44,7 +38,6 @@ class _Command:
 
     @property
     def needs(self) -> bool:
-        """Whether something has to follow."""
         return bool(self.takes) and not self.takes.startswith("[")
 
 
@@ -62,13 +55,6 @@ COMMANDS: Final = (
 
 class ChatSession:
     """One conversation, and what its user may do with it.
-
-    Args:
-        model: answers.
-        options: of every answer.
-        params: how conversations are written.
-        system: what the system says; empty for nothing.
-        as_json: print an object for every answer, and no text.
 
     Attributes:
         has_failed: whether anything that was asked for could not be done.
@@ -92,11 +78,7 @@ class ChatSession:
         self._forget()
 
     def begin(self) -> None:
-        """Say who answers, and what the colours of tokens mean.
-
-        Raises:
-            PacelineError: the model has no chat template, or one that cannot be used.
-        """
+        """Say who answers, and what the colours of tokens mean."""
         self._model.chat_prompt("Hello", chat=self._params)
         if not self._as_json and sys.stdout.isatty():
             self._tell(f"{self._model.target.description}; /help lists commands, Ctrl-D ends the chat")
@@ -131,7 +113,7 @@ class ChatSession:
         self._left_out = []
 
     def _answer(self, messages: Sequence[Message]) -> None:
-        """Answer a conversation, which becomes this one with the answer at its end."""
+        """Answer a conversation, and go on from it and the answer."""
         writer = self._writer
         assert writer is not None, "a session is begun before it takes a line"
         options = self._options.copy()
@@ -267,11 +249,7 @@ class ChatSession:
 
 
 def _parse_path(text: str) -> Path:
-    """Return the path that follows a command; it may stand in quotes.
-
-    Raises:
-        InputError: no file can have it, or there is no telling.
-    """
+    """Return the path that follows a command, in quotes or not."""
     if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
     if "\0" in text:
@@ -287,7 +265,6 @@ def _parse_path(text: str) -> Path:
 
 
 def _read_saved(file: Path) -> list[Message]:
-    """Return the messages that were saved in a file, as they stand there."""
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -301,7 +278,6 @@ def _read_saved(file: Path) -> list[Message]:
 
 
 def _message_text(message: Message) -> str:
-    """Return what a message says, that of its parts one a line."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 

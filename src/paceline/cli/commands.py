@@ -24,18 +24,9 @@ _ONE_DASH: Final = re.compile(r"-[A-Za-z][A-Za-z-]+")
 
 
 class Command(TyperCommand):
-    """A command that answers an option that it does not have with the one that was meant."""
+    """Answers an option that it does not have with the one that was meant."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line.
-
-        Args:
-            ctx: click's, which typer brings with it.
-            args: the words.
-
-        Raises:
-            InputError: there is no such option.
-        """
         words = list(args)  # reading takes them
         _refuse_one_dash(self, ctx, words)
         try:
@@ -44,15 +35,13 @@ class Command(TyperCommand):
             raise _explain(error, self, ctx, words) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
         super(Command, _narrow_command(self, ctx)).format_help(ctx, formatter)
 
 
 class Group(TyperGroup):
-    """A command of commands, which answers an option or a command that it does not have with the one that was meant."""
+    """Answers an option or a command that it does not have with the one that was meant."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line up to the command; as :meth:`Command.parse_args`."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -60,11 +49,6 @@ class Group(TyperGroup):
             raise _explain(error, self, ctx, words) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command that a command line names.
-
-        Raises:
-            InputError: there is no such command.
-        """
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             near = nearest(name, self.list_commands(ctx), cutoff=0.6)
@@ -77,7 +61,6 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
         super(Group, _narrow_command(self, ctx)).format_help(ctx, formatter)
 
 

@@ -57,15 +57,7 @@ def read_source(
 ) -> Source | None:
     """Return what answers are to keep to; ``None`` for nothing.
 
-    Args:
-        json_schema: text of a schema.
-        json_schema_file: file with a schema.
-        grammar: text of a grammar.
-        grammar_file: file with a grammar.
-        strict: refuse a schema with what nothing can keep answers to; else a warning says what that is.
-
-    Raises:
-        InputError: several are given, a file cannot be read, or a schema is no JSON.
+    Unless ``strict``, a warning says what of a schema nothing can keep answers to.
     """
     given = {
         flag: value

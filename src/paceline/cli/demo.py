@@ -72,7 +72,6 @@ class Scene:
     """One race of the demo.
 
     Attributes:
-        title: what is decoded, as a heading.
         about: what is to be seen, in a sentence.
         kind: of held-out text.
         number: of the text, from 1.
@@ -92,7 +91,6 @@ class Scene:
     tokens: tuple[int, int]
 
     def prompt_ids(self, model: Model) -> list[int]:
-        """Return the beginning of the text."""
         return model.target.vocabulary.tokenize(heldout(self.kind)[self.number - 1])[: self.prompt_tokens]
 
 
@@ -257,7 +255,7 @@ class OtherPrograms:
         return busy_s, time.process_time(), time.monotonic()
 
     def cores(self) -> float:
-        """Return how many cores they have kept busy on average."""
+        """How many cores they have kept busy on average."""
         busy_s, own_s, elapsed_s = (now - then for now, then in zip(self._now(), self._begun, strict=True))
         return max(busy_s - own_s, 0.0) / elapsed_s if elapsed_s > 0 else 0.0
 
@@ -273,7 +271,6 @@ def describe_busy(others: float) -> str | None:
 
 
 def median_race(tries: Sequence[Race]) -> Race:
-    """Return the race in the middle by how much faster its speculative lane was."""
     return sorted(tries, key=lambda race: race.speedup)[len(tries) // 2]
 
 
@@ -326,19 +323,13 @@ def show_step(console: Console, words: str) -> Iterator[None]:
 
 
 class _Show:
-    """Tells the story on standard output: with lanes on a terminal, in lines into a pipe.
-
-    Args:
-        console: on standard output.
-        silent: show nothing.
-    """
+    """Tells the story on standard output: with lanes on a terminal, in lines into a pipe."""
 
     def __init__(self, console: Console, *, silent: bool) -> None:
         self._console = console
         self._silent = silent
 
     def begin(self, model: Model) -> None:
-        """Say what is shown."""
         if self._silent:
             return
         self._console.print(Text("One prompt, one seed, decoded twice: plainly and speculatively.", "bold"))
@@ -352,7 +343,6 @@ class _Show:
         )
 
     def announce(self, number: int, scene: Scene) -> None:
-        """Say which race comes."""
         if self._silent:
             return
         self._console.print()

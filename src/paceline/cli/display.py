@@ -69,13 +69,11 @@ class _IgnoringStream(io.TextIOWrapper):
     """
 
     def write(self, text: str) -> int:
-        """Write a text, if that is possible."""
         with contextlib.suppress(OSError):
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, if that is possible."""
         with contextlib.suppress(OSError):
             super().flush()
 
@@ -92,11 +90,7 @@ class _PrintableConsole(Console):
 
 
 def output_console(*, soft_wrap: bool = True) -> Console:
-    """Return a console on standard output, for reports.
-
-    Args:
-        soft_wrap: leave lines as long as they are, for the terminal to wrap.
-    """
+    """Return a console on standard output, for reports; ``soft_wrap`` leaves lines as long as they are."""
     return _PrintableConsole(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, emoji=False)
 
 
@@ -106,7 +100,6 @@ def error_console() -> Console:
 
 
 def print_json(facts: Any) -> None:
-    """Print plain data on standard output, as one line of JSON."""
     print(json_text(facts, encoding=sys.stdout.encoding or "ascii"))
 
 
@@ -126,11 +119,6 @@ class AnswerWriter:
     On a terminal the prompt comes first, dimmed, and accepted tokens have their drafter's colour; colour respects
     ``NO_COLOR``. Reasoning is dimmed and stands before the answer; without colours, a line says which is which.
     Control characters are spelled out there. Into a pipe goes the answer alone, as it is.
-
-    Args:
-        prompt: shown on a terminal.
-        drafters: names for the legend; without any, there is none.
-        silent: write nothing at all.
     """
 
     def __init__(self, prompt: str = "", drafters: Sequence[str] = (), *, silent: bool) -> None:
@@ -148,7 +136,6 @@ class AnswerWriter:
             self._ends_in_newline = prompt.endswith("\n")
 
     def write(self, segments: Sequence[TextSegment]) -> None:
-        """Write pieces of the answer."""
         if self._silent or not segments:
             return
         # Rendered here and not by rich's print, which would cost more than a small model's whole round.
@@ -156,7 +143,6 @@ class AnswerWriter:
         self._ends_in_newline = segments[-1].text.endswith("\n")
 
     def write_parts(self, parts: Sequence[AnswerEvent]) -> None:
-        """Write pieces of an answer whose reasoning is told apart."""
         for is_reasoning, group in itertools.groupby(parts, key=lambda part: part.kind == "reasoning"):
             segments = [part.segment for part in group]
             if is_reasoning:
@@ -179,11 +165,7 @@ class AnswerWriter:
         self._ends_in_newline = segments[-1].text.endswith("\n")
 
     def finish(self, *, line: bool = False) -> None:
-        """End the answer's last line on a terminal.
-
-        Args:
-            line: do so in a pipe as well, where more is to come; else a pipe gets the exact text.
-        """
+        """End the answer's last line on a terminal. ``line`` does so in a pipe as well, where more is to come."""
         self._is_reasoning = False
         if (self._terminal or line) and not self._ends_in_newline and not self._silent:
             self._put("\n")

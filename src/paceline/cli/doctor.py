@@ -253,7 +253,6 @@ def doctor(
 
 
 def _draft_options(candidate: Candidate, models: ModelChoice, target: ModelOptions) -> ModelOptions:
-    """Return how to run a candidate; one of the target's own is made first if need be."""
     path = candidate.path if candidate.own is None else make_draft(candidate.own.of(Path(target.path)))
     return models.draft_options(target, path)
 
@@ -459,7 +458,7 @@ class _Progress:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar away for as long as the block runs, which shows something itself."""
+        """Take the bar away for as long as the block runs, which shows one of its own."""
         if self._bar.disable:  # what is not shown would still end a line
             yield
             return
@@ -470,13 +469,11 @@ class _Progress:
             self._bar.start()
 
     def begin(self, name: str) -> None:
-        """Say which candidate comes next."""
         self._number += 1
         self._name = printable_line(name)
         self._last = ""
 
     def tell(self, doing: str, share: float) -> None:
-        """Show what is being done, and which share of the candidate is done."""
         of_all = f" ({self._number} of {self._count})" if self._count > 1 else ""
         line = f"{self._name}{of_all}: {doing}"
         self._bar.update(self._task, description=line, completed=self._number - 1 + share)

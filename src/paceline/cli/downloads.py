@@ -37,11 +37,7 @@ _FEW_FIGURES: Final = 30
 
 
 def locate_model(model: str | Path | HubModel) -> Path:
-    """Return the path of a model that a command names, fetching it if need be.
-
-    Raises:
-        InputError: there is no such model, or it cannot be had; the message says why, and the way out.
-    """
+    """Return the path of a model that a command names, fetching it if need be."""
     if not isinstance(model, HubModel):
         return resolve_model(model)
     # Else the library asks the hub for something of its own every day, and tells it more than a model needs.
@@ -55,13 +51,6 @@ def locate_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tup
 
     The draft, which is the smaller, is looked for before a target is fetched: what is wrong with its name is not told
     at the end of a long download. One of the target's own (:mod:`paceline.conversion.own_draft`) is made if need be.
-
-    Args:
-        models: the target, and how target and draft model run.
-        draft: what the draft model was called.
-
-    Raises:
-        InputError: as :func:`locate_model` does, or one of them cannot be run as it was asked for.
     """
     named = embedded_target() if models.target is None else models.target
     own = OwnDraft.parse(draft)
@@ -98,11 +87,8 @@ def make_draft(draft: OwnDraftFile) -> Path:
 def _show_progress(begins: str, ended: str) -> Iterator[FetchReport]:
     """Yield what is told how many bytes of how many are there.
 
-    It shows a bar on a terminal, and a line when it begins and when it ends, where it ever begins.
-
-    Args:
-        begins: what the first line says, before the size.
-        ended: what the last line says, before size and time.
+    It shows a bar on a terminal, and a line when it begins and when it ends, where it ever begins. The size follows the
+    first line's words, size and time the last one's.
     """
     console = error_console()
     started_s, first_bytes, last_bytes = None, 0, 0

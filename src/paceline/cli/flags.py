@@ -38,7 +38,7 @@ def _as_flag(name: str, value: str) -> str | None:
 
 @functools.cache
 def _flagged() -> Mapping[str, Field]:
-    """Return the fields of the table that the command line has options for, by what messages call them."""
+    """Return the fields that the command line has options for, by what messages call them."""
     parts = (ServerOptions, HubOptions, ModelOptions, ChatParams, FixedPolicy, *REQUEST_PARTS)
     found = {field.name: field for part in parts for field in fields_of(part) if field.flags}
     drafts = {field.name: field for field in fields_of(DraftOptions)}

@@ -159,13 +159,7 @@ def inflate_command(
 def large_target(file_type: str) -> Path:
     """Return the path of the embedded target at the cost of a large model, in the cache, making it if need be.
 
-    How far that is shows on a terminal. What was made is said in a line on standard error.
-
-    Args:
-        file_type: of its weights.
-
-    Raises:
-        InputError: it cannot be written, or the engine that is to run it does not load.
+    A terminal shows how far that is; what was made is said in a line on standard error.
     """
     source = embedded_target()
     destination = models_folder() / _cache_name("target", LARGE_PRESET, None, file_type)
@@ -190,7 +184,7 @@ def large_target(file_type: str) -> Path:
 
 @dataclass(frozen=True)
 class _InflateResult:
-    """What there is to say about the result."""
+    """What there is to say about a model that was made."""
 
     path: Path
     file_type: str
@@ -229,7 +223,6 @@ class _InflateResult:
 
 
 def _parse(words: list[str]) -> tuple[str, str | None]:
-    """Return the source and the preset, if there is one."""
     if len(words) > 2:
         raise InputError(f"{' '.join(words)!r}: give at most a source and a preset")
     if len(words) == 2:

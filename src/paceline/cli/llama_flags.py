@@ -34,7 +34,6 @@ class ForeignFlag:
     neutral: tuple[str, ...] = ()
 
     def is_refused(self, values: Sequence[str]) -> bool:
-        """Return whether the flag would change what the server does, with these values."""
         return self.refused and not (len(values) == 1 and _as_number(values[0]) in map(_as_number, self.neutral))
 
 
@@ -243,8 +242,7 @@ VARIABLES: Final[Mapping[str, str]] = {
 def with_llama_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables with llama-server's under our names, where ours do not say it.
 
-    Raises:
-        InputError: one of them cannot be used; the message names it as llama-server does.
+    An error names the variable as llama-server does.
     """
     found = dict(variables)
     for theirs, ours in VARIABLES.items():
@@ -268,10 +266,6 @@ def shielded(word: str, known: Collection[str]) -> str:
     """Return a word of a command line as one that no parser takes for a flag of one letter with its value.
 
     llama-server has flags such as ``-cb``, which others read as ``-c`` with the value ``b``.
-
-    Args:
-        word: of the command line.
-        known: names of the options that there are.
     """
     name = word.partition("=")[0]
     return _SHIELD + word if _SEVERAL_LETTERS.fullmatch(name) and name not in known else word
@@ -285,14 +279,9 @@ def _as_number(text: str) -> float | str:
 
 
 def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
-    """Return what to say of the words of a command line that no option took.
+    """Return what to say of the words of a command line that no option took, which may be :func:`shielded`.
 
-    Args:
-        arguments: those words, which may be :func:`shielded`.
-        known: names of the options that there are, for hints at a slip.
-
-    Raises:
-        InputError: a word is no flag of llama-server either, or one that would change what the server does.
+    Refuses words that are no flag of llama-server either, and flags that would change what the server does.
     """
     remarks = []
     words = [word.removeprefix(_SHIELD) if word.startswith(f"{_SHIELD}-") else word for word in arguments]

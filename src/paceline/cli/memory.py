@@ -44,7 +44,7 @@ def print_memory_plan(plan: MemoryPlan) -> None:
 
 
 def memory_json(plan: MemoryPlan) -> dict[str, Any]:
-    """Return the same as plain data, in bytes and seconds."""
+    """Return a memory plan as plain data, in bytes and seconds."""
     return {
         "total_bytes": plan.total_bytes,
         "resident_bytes": plan.resident_bytes,

@@ -162,7 +162,6 @@ def remove_model(
 
 
 def _describe_removal(model: NamedModel) -> str:
-    """Say what removing a model deletes."""
     if model.of_hub:
         from paceline.models.hub.removal import plan_removal  # imports huggingface_hub
 

@@ -70,12 +70,12 @@ _TOGETHER: Final = (("threads", "threads_batch", "draft_threads", "draft_threads
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """Said of a command's models, in their ``Annotated``.
+    """What a command's models have otherwise than the table, in their ``Annotated``.
 
     Attributes:
         also: options that only some commands have, and this one has.
-        target_help: what the help says of the target, where that is not what the table has.
-        draft_help: what the help says of the draft model, where that is not what the table has.
+        target_help: what the help says of the target.
+        draft_help: what the help says of the draft model.
     """
 
     also: tuple[str, ...] = ()
@@ -85,11 +85,9 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """Which options of a request were set; the others have paceline's own defaults in what the command gets.
+    """Options of a request that the command line or the environment set, by field of the parts.
 
-    Attributes:
-        values: by the fields of :data:`~paceline.options.REQUEST_PARTS`, as the command line or the environment set
-            them.
+    What the command gets as parts has paceline's own defaults for the others.
     """
 
     values: Mapping[str, Any]
@@ -104,11 +102,7 @@ class _Flag:
     help: str
 
     def parameter(self, helps: Mapping[str, str | None]) -> inspect.Parameter:
-        """Return the parameter as typer reads it.
-
-        Args:
-            helps: what a command's help says of parameters that are something else there; ``None`` hides one.
-        """
+        """Return the parameter as typer reads it; texts in ``helps`` replace the table's, and ``None`` hides it."""
         about = self.field.option
         text = helps.get(self.name, self.help)
         annotation = typer.Option(
@@ -259,13 +253,7 @@ def _make_flags(part: type, hint: Any) -> list[_Flag]:
 def _build_parts(
     parts: Mapping[type, list[_Flag]], given: Mapping[str, Any], environment: Environment
 ) -> dict[type, object]:
-    """Build the dataclasses of the table that a command takes.
-
-    Args:
-        parts: with the flags that the command has of each.
-        given: on the command line, by parameter.
-        environment: what else is set.
-    """
+    """Build the dataclasses of the table that a command takes, from its flags and what is given by parameter."""
     made: dict[type, object] = {}
     if ModelChoice in parts:
         there_are = {flag.name for flag in parts[ModelChoice]}
@@ -297,11 +285,7 @@ def _build_parts(
 def _read_hub(
     target: dict[str, Any], draft: dict[str, Any], given: Mapping[str, Any], environment: Environment
 ) -> dict[str, Any]:
-    """Return what is asked of the hub; a model that the command line names otherwise is not what the environment says.
-
-    Raises:
-        InputError: an option is given for a model of the hub, and none is asked for.
-    """
+    """Return what is asked of the hub: of the environment what the command line does not name otherwise."""
     hub = {field.name: given[_HUB + field.name] for field in fields_of(HubOptions) if _HUB + field.name in given}
     for model, repo, path in ((target, "repo", "path"), (draft, "draft_repo", "draft_path")):
         if repo in hub and path not in given:
@@ -337,7 +321,6 @@ def _list_together(parameters: Sequence[inspect.Parameter], names: Sequence[str]
 
 
 def names_draft_model(context: typer.Context) -> bool:
-    """Return whether the command line names a draft model."""
     return any(is_given(context, parameter) for parameter in NAMES_OF_THE_DRAFT_MODEL)
 
 
@@ -348,15 +331,7 @@ def is_given(context: typer.Context, parameter: str) -> bool:
 
 
 def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
-    """Refuse parameters that were given and would do nothing.
-
-    Args:
-        context: of the command.
-        reasons: by parameter, why it has no effect and what to do, as what follows the option's name.
-
-    Raises:
-        InputError: one of them was given.
-    """
+    """Refuse parameters that were given and would do nothing; a reason follows the option's name."""
     for parameter in context.command.params:
         reason = reasons.get(parameter.name or "")
         if reason is not None and is_given(context, parameter.name or ""):
@@ -364,14 +339,7 @@ def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
 
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
-    """Refuse files that cannot be written, before what they are for has taken long.
-
-    Args:
-        paths: by option; ``None`` where it was not given.
-
-    Raises:
-        InputError: one of them is a folder, or its own is not there or may not be written into; or two are the same.
-    """
+    """Refuse files that cannot be written, or are the same, before what they are for has taken long."""
     options: dict[Path, str] = {}
     for option, path in paths.items():
         if path is None:

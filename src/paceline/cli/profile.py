@@ -280,11 +280,7 @@ def _ms(seconds: float) -> str:
 
 
 def _matplotlib_figure() -> Callable[..., Any]:
-    """Return matplotlib's ``Figure``, which needs no display.
-
-    Raises:
-        CapabilityError: matplotlib is not installed.
-    """
+    """Return matplotlib's ``Figure``, which needs no display."""
     try:
         figure: Callable[..., Any] = importlib.import_module("matplotlib.figure").Figure
     except ImportError:

@@ -33,13 +33,7 @@ def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def show_prompt_progress(rounds: Iterator[_T], target: Engine, *, silent: bool = False) -> Iterator[_T]:
-    """Return what rounds bring; where passes wait, when there is something, and a terminal shows how far the first is.
-
-    Args:
-        rounds: of an answer.
-        target: whose passes they are.
-        silent: show nothing.
-    """
+    """Return what rounds bring; where passes wait, a terminal shows how far the first one is."""
     console, slow = error_console(), slow_passes(target)
     if silent or slow is None or not console.is_terminal:
         return rounds

@@ -14,18 +14,7 @@ DEMO_SAMPLE = "code:4"
 
 
 def read_prompt(prompt: str | None, file: Path | None, sample: str | None, escape: bool, *, embedded: bool) -> str:
-    """Return the prompt that was given.
-
-    Args:
-        prompt: what was typed behind ``-p``.
-        file: a file with the prompt; ``-`` is standard input.
-        sample: ``KIND`` or ``KIND:N`` of the held-out texts.
-        escape: whether backslashes in ``prompt`` stand for other characters.
-        embedded: whether the target is the embedded one, which has a text of its own if none is given.
-
-    Raises:
-        InputError: there is none, more than one, or it cannot be read.
-    """
+    """Return the prompt that was given; the embedded target has one of its own if there is none."""
     given = [name for name, value in (("-p", prompt), ("-f", file), ("--sample", sample)) if value is not None]
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} both give a prompt: leave out one of them")
@@ -54,11 +43,7 @@ def _read_sample(name: str) -> str:
 
 
 def read_text_file(file: Path, option: str) -> str:
-    """Return the text of a file that an option names; ``-`` is standard input.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return the text of a file that an option names; ``-`` is standard input."""
     try:
         if str(file) != "-":
             data = file.read_bytes()
@@ -82,16 +67,10 @@ _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\"
 
 
 def read_typed_text(text: str, option: str, *, escape: bool) -> str:
-    r"""Return a text of the command line.
+    r"""Return a text of the command line, with ``\n``, ``\t``, ``\xHH`` and the like replaced if that is asked.
 
-    Args:
-        text: the value of the option.
-        option: its name, for the message.
-        escape: replace ``\n``, ``\t``, ``\xHH`` and the like; unknown escapes stay as they are. As in llama.cpp,
-            ``\xHH`` is a byte and not a character: ``\xE2\x82\xAC`` is the euro sign.
-
-    Raises:
-        InputError: the bytes are not UTF-8. llama.cpp takes any bytes; the tokenizers here take text.
+    Unknown escapes stay as they are. As in llama.cpp, ``\xHH`` is a byte and not a character: ``\xE2\x82\xAC`` is the
+    euro sign. llama.cpp takes any bytes; the tokenizers here take text, so what is no UTF-8 is refused.
     """
     try:
         # Bytes of the command line that were no text to Python are in it as lone surrogates.

@@ -49,15 +49,7 @@ def play_race(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Replay a race on a terminal at the recorded times; its last picture stays.
-
-    Args:
-        console: on a terminal.
-        race: to be shown.
-        stopped: whether the user wants no more.
-        now_s: the time.
-        sleep: waits for the next picture.
-    """
+    """Replay a race on a terminal at the recorded times; its last picture stays."""
     begun_s = now_s()
     with Live(draw_lanes(console, race, 0.0), console=console, auto_refresh=False) as live:
         while not stopped():
@@ -142,7 +134,6 @@ def lane_lines(race: Race) -> list[str]:
 
 
 def verdict_line(race: Race) -> Text:
-    """Return how a race ended, in a sentence."""
     return Text(_verdict(race), _VERDICT_STYLES.get(race.verdict, "bold"))
 
 

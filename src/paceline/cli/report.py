@@ -175,7 +175,6 @@ def comparison_report(console: Console, model: Model, comparison: Comparison) ->
 
 
 def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain data."""
     divergence = comparison.divergence
     return {
         "verdict": comparison.verdict,
@@ -210,7 +209,7 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
 
 
 def _default_lines(model: Model, generation: Generation) -> list[str]:
-    """Return a line on what the model's own defaults set, if they set anything."""
+    """Say in a line what the model's own defaults set, if they set anything."""
     applied = [
         f"{field.called} {','.join(value) if isinstance(value, tuple) else value}"
         for field in fields_of(SamplingParams)
@@ -220,7 +219,6 @@ def _default_lines(model: Model, generation: Generation) -> list[str]:
 
 
 def _find_translated(model: Model) -> TranslatedDrafter | None:
-    """Return the drafter that translates, if there is one."""
     return next((drafter for drafter in model.drafters if isinstance(drafter, TranslatedDrafter)), None)
 
 

@@ -68,12 +68,6 @@ class ServeCommand(Command):
     """A command that leaves llama-server's flags to :func:`~paceline.cli.llama_flags.remarks_on`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line.
-
-        Args:
-            ctx: click's, which typer brings with it.
-            args: the words.
-        """
         known = [name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
         return super().parse_args(ctx, [shielded(word, known) for word in args])
 

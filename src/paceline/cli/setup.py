@@ -94,11 +94,7 @@ class Setup:
     """Models and a way to speculate, as they were asked for; nothing was looked up yet.
 
     Attributes:
-        models: how they run.
         draft: what the draft model was called; ``None`` for none.
-        drafters: names of drafters; ``None`` for the default ones.
-        policy: decides how much is drafted.
-        verify: how drafts are judged.
         remember: whether what was learned is kept.
         may_draft: whether a target that needs a draft model may be given one.
     """
@@ -115,9 +111,6 @@ class Setup:
         """Return where the models are; those of the hub are fetched if they are not there.
 
         A target whose layers will be read while they are used gets a draft of its own, where none was named.
-
-        Raises:
-            InputError: one of them cannot be had.
         """
         target, draft = locate_pair(self.models, self.draft)
         if draft is not None or not self.may_draft or (own := default_draft(target)) is None:
@@ -135,12 +128,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class FoundModels:
-    """The models of a setup as engines are given them.
-
-    Attributes:
-        target: and how it runs.
-        draft: and how it runs; without a path where it is the default one of the target; ``None`` for none.
-    """
+    """The models of a setup as engines are given them; a draft without a path is the default one of the target."""
 
     target: ModelOptions
     draft: ModelOptions | DraftOptions | None
@@ -156,19 +144,9 @@ def choose_setup(
     remember: bool,
     without_effect: Mapping[str, str] | None = None,
 ) -> Setup:
-    """Return what was asked for.
+    """Return what was asked for; refuses what would do nothing, or contradicts something else.
 
-    Args:
-        context: of the command.
-        models: the models that were named, and how they run.
-        speculation: as it was asked for.
-        fixed: the policy that draft lengths set by hand ask for.
-        policy: the name of one.
-        remember: whether what is learned is to be kept.
-        without_effect: further parameters that do nothing in this call, and why.
-
-    Raises:
-        InputError: something was given that would do nothing, or contradicts something else.
+    ``without_effect`` has further parameters that do nothing in this call, and why.
     """
     names = speculation.drafters
     named_draft = models.named_draft
@@ -196,10 +174,6 @@ def open_model(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, thread
     """Load the models for as long as the block runs; yield the model, and what the first interrupt sets.
 
     The first interrupt ends measuring at its next step. Within the block it only sets the event.
-
-    Raises:
-        PacelineError: the models cannot be loaded.
-        typer.Exit: it was interrupted while they were.
     """
     with hold_interrupts() as interrupted, contextlib.ExitStack() as stack:
         with _show_measuring(interrupted) as report:

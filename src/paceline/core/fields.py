@@ -107,14 +107,7 @@ _NO_FLAG: Final = Flag()
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of the table.
-
-    Attributes:
-        name: of the field.
-        default: its value where nothing is given; ``None`` where one has to be.
-        option: what it holds.
-        flag: how the command line has it.
-    """
+    """One field of the table; ``default`` is ``None`` where a value has to be given."""
 
     name: str
     default: object
@@ -123,17 +116,15 @@ class Field:
 
     @property
     def called(self) -> str:
-        """Name in messages."""
         return self.option.called or self.name
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Names on the command line, the one that messages use first; none where it has no such option."""
+        """Names on the command line; none where it has no such option."""
         return tuple(self.flag.names.split())
 
     @property
     def json_names(self) -> tuple[str, ...]:
-        """Names in a JSON request."""
         return (self.name, *self.option.json)
 
 
@@ -168,9 +159,7 @@ def _listed(owner: type) -> tuple[Field, ...]:
 def take_values(instance: object) -> None:
     """Check every field of a dataclass that is being built, and make numbers of other libraries Python's.
 
-    Raises:
-        InputError: a value is of another kind, or out of range; or what the field's option has as ``error``. It names
-            the field.
+    What is raised names the field, and is what its option has as ``error``.
     """
     for field in fields_of(type(instance)):
         try:
@@ -184,8 +173,7 @@ def take_values(instance: object) -> None:
 def read_text(field: Field, text: str) -> object:
     """Return the value that a text stands for, as an environment variable has it. Its range is not checked.
 
-    Raises:
-        InputError: the text stands for no value of this kind. The message says what to give, and not the text.
+    An error says what to give, and not the text.
     """
     about = field.option
     if about.words:
@@ -202,11 +190,7 @@ def read_text(field: Field, text: str) -> object:
 
 
 def read_texts(field: Field, texts: Sequence[str]) -> object:
-    """Return the value that several texts make up, as an option of the command line has them that may be repeated.
-
-    Raises:
-        InputError: one of them cannot be used.
-    """
+    """Return the value that several texts make up, as an option of the command line has them that may be repeated."""
     about = field.option
     if about.separator:
         texts = [part.strip() for text in texts for part in text.split(about.separator) if part.strip()]
@@ -277,7 +261,6 @@ def _taken(field: Field, value: object) -> object:
 
 
 def _texts(field: Field, value: object) -> tuple[str, ...]:
-    """Return one text or several as a tuple."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):

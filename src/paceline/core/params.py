@@ -60,21 +60,12 @@ def wrap_seed(number: int) -> int | None:
 
 @blame("seed")
 def read_seed(given: int | None) -> int:
-    """Return the seed of a request, drawn where it gives none, or a number that stands for none.
-
-    Raises:
-        SamplingError: what is given is no whole number.
-    """
+    """Return the seed of a request, drawn where it gives none, or a number that stands for none."""
     seed = None if given is None else wrap_seed(whole_number(given, "seed", SamplingError))
     return draw_seed() if seed is None else seed
 
 
 def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
-    """Read biases as texts have them.
-
-    Raises:
-        InputError: one of them is not ``TOKEN_ID=BIAS``.
-    """
     biases = {}
     for text in texts:
         token_id, _, bias = text.partition("=")
@@ -348,22 +339,13 @@ class CacheParams:
 
 
 def check_draft_min(draft_min: int, draft_max: int) -> None:
-    """Raise unless drafts can be as long as they have to be.
-
-    Raises:
-        InputError: with both lengths.
-    """
     if not 0 <= draft_min <= draft_max:
         raise InputError(f"draft-min {draft_min} is out of range: give 0 to draft-max, {draft_max}", field="draft_min")
 
 
 @blame("logit_bias")
 def _taken_biases(given: object) -> dict[int, float]:
-    """Return biases with numbers of Python's own.
-
-    Raises:
-        SamplingError: they are no mapping of token ids to numbers, or one of them cannot be added to a logit.
-    """
+    """Return biases with numbers of Python's own; refuses those that cannot be added to a logit."""
     if not isinstance(given, Mapping):
         raise SamplingError(f"logit bias is {shown(given)}: give a mapping of token ids to numbers")
     if {*map(type, given)} <= {int} and {*map(type, given.values())} <= {float}:

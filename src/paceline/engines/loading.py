@@ -25,16 +25,9 @@ _MAX_SPECIAL_TOKENS: Final = 8
 
 
 def open_engine(options: ModelOptions) -> Engine:
-    """Load a model.
+    """Load a model; refuses options that mean nothing to its engine, or cannot be had with this model.
 
-    Raises:
-        ModelFileError: the file is missing, damaged, or not a model the engine knows.
-        CapabilityError: the engine's package is not installed, or an option means nothing to it or cannot be had with
-            this model.
-        InputError: an option is out of range.
-
-    Warns:
-        ModelWarning: weights are more than what is free, and layers cannot be streamed.
+    Warns with ``ModelWarning`` where weights are more than what is free, and layers cannot be streamed.
     """
     name = options.engine or engine_for(Path(options.path))
     if name == "llama_cpp":
@@ -56,12 +49,7 @@ def open_engine(options: ModelOptions) -> Engine:
 def memory_limit(options: ModelOptions) -> int | None:
     """Return the bytes that the process is to keep to: as it was told, or what is free where the weights are more.
 
-    Returns:
-        ``None`` where there is no such limit, and no layers are streamed.
-
-    Raises:
-        ModelFileError: the file is missing, or no model.
-        CapabilityError: a limit was given, and layers cannot be streamed like this.
+    ``None`` is no limit, and no layers are streamed.
     """
     if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
         return None
@@ -71,12 +59,7 @@ def memory_limit(options: ModelOptions) -> int | None:
 
 
 def foreseen_context_length(options: ModelOptions) -> int:
-    """Return the context that a model will be given, by its header alone.
-
-    Raises:
-        ContextLengthError: more is asked for than the model was made for.
-        ModelFileError: the header cannot be read.
-    """
+    """Return the context that a model will be given, by its header alone."""
     path = Path(options.path)
     return choose_context_length(
         options.context_length,
@@ -91,12 +74,6 @@ def check_prompt(options: ModelOptions, prompt: str) -> None:
 
     No token but special ones is less than a byte, so only a prompt of about as many bytes as the context has tokens
     must be counted.
-
-    Raises:
-        ContextLengthError: the prompt leaves no room in the context for a token of answer; or more context is asked for
-            than the model was made for.
-        ModelFileError: the header or the vocabulary cannot be read.
-        CapabilityError: the engine's package is not installed.
     """
     most_tokens = len(prompt.encode("utf-8", "surrogatepass")) + _MAX_SPECIAL_TOKENS
     if options.context_length is not None and most_tokens < options.context_length:
@@ -112,12 +89,7 @@ def check_prompt(options: ModelOptions, prompt: str) -> None:
 
 @contextmanager
 def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
-    """Load a model's vocabulary without its weights, for as long as the block runs.
-
-    Raises:
-        ModelFileError: the file is missing, damaged, or not a model the engine knows.
-        CapabilityError: the engine's package is not installed, or does not know the vocabulary.
-    """
+    """Load a model's vocabulary without its weights, for as long as the block runs."""
     path = Path(options.path)
     if (options.engine or engine_for(path)) == "torch_hf":
         from paceline.engines.torch_hf import load_vocabulary
@@ -133,10 +105,7 @@ def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
 def reader_of(options: ModelOptions, *, is_streamed: bool) -> Callable[[int], Engine]:
     """Return what loads a model once more, to read a text of so many tokens with another sequence beside it.
 
-    Args:
-        options: how the model runs.
-        is_streamed: whether its layers are. There is no memory for them twice: the file is left to the system, with
-            the same kernels.
+    For layers that are streamed there is no memory twice: the file is left to the system, with the same kernels.
     """
 
     def open_reader(num_tokens: int) -> Engine:

@@ -41,11 +41,6 @@ _OUTPUT = functools.partial(Flag, panel="Prompt and output")
 
 
 def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Read patterns and buffers as texts have them.
-
-    Raises:
-        InputError: one of them is not ``PATTERN=BUFFER``.
-    """
     overrides = []
     for text in texts:
         pattern, equals, buffer = text.rpartition("=")
@@ -396,20 +391,13 @@ class DraftOptions:
 
 
 def memory_bytes(options: ModelOptions) -> int | None:
-    """Return what the process may hold, in bytes."""
     return parse_bytes(options.memory) if isinstance(options.memory, str) else options.memory
 
 
 def own_context(path: str | Path, asked_by: str) -> int:
-    """Return all the context that a model was made for, in tokens.
+    """Return all the context that a model was made for.
 
-    Args:
-        path: of the model.
-        asked_by: the option that asks for it by a 0, for the message.
-
-    Raises:
-        InputError: the model does not say what it was made for.
-        ModelFileError: the model cannot be read.
+    ``asked_by`` is the option that asks for it by a 0, for messages.
     """
     trained = describe(Path(path)).context_length
     if trained is None:
@@ -428,11 +416,7 @@ def _check_draft_context(length: int | None) -> None:
 
 
 def engine_for(path: Path) -> EngineName:
-    """Return the engine that runs a model file or folder.
-
-    Raises:
-        ModelFileError: there is nothing at ``path``, or it is neither kind of model.
-    """
+    """Return the engine that runs a model file or folder."""
     if path.is_dir():
         check_model_folder(path)
         return "torch_hf"
