@@ -69,8 +69,6 @@ class VocabularyRelation:
     """What two vocabularies have in common. Ids that are padding to both are counted nowhere.
 
     Attributes:
-        target_kind: family of the target's tokenizer.
-        draft_kind: family of the draft's tokenizer.
         num_same: ids that are the same token to both.
         num_differing: ids that are one token to the target and another to the draft.
         num_unused: those of them that stand for no text, neither to the target nor to the draft.
@@ -82,8 +80,6 @@ class VocabularyRelation:
             one proposes nonsense.
     """
 
-    target_kind: str
-    draft_kind: str
     num_same: int
     num_differing: int
     num_unused: int
@@ -141,8 +137,6 @@ def relate_vocabularies(target: Vocabulary, draft: Vocabulary) -> VocabularyRela
         elif theirs is not None:
             num_draft_only += 1
     return VocabularyRelation(
-        target_kind=target.kind,
-        draft_kind=draft.kind,
         num_same=num_same,
         num_differing=num_differing,
         num_unused=num_unused,
