@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.engines.base import Engine
-from paceline.pairs.agreement import fit_width, predicting_rows
+from paceline.pairs.agreement import fit_width, read_predicting_rows
 from paceline.pairs.measures import coupled_acceptance
 
 
@@ -34,7 +34,9 @@ def read_paired_rows(
 ) -> Iterator[tuple[int, FloatArray, FloatArray]]:
     """Yield (index, target's row, draft's row) for the tokens from ``first`` on; both rows are ``[target vocab]``."""
     width = target.vocabulary.size
-    rows = zip(predicting_rows(target, token_ids, first), predicting_rows(draft, token_ids, first), strict=True)
+    rows = zip(
+        read_predicting_rows(target, token_ids, first), read_predicting_rows(draft, token_ids, first), strict=True
+    )
     for index, (target_row, draft_row) in enumerate(rows, first):
         yield index, target_row, fit_width(draft_row, width)
 
@@ -42,7 +44,7 @@ def read_paired_rows(
 def measure_loss(engine: Engine, token_ids: Sequence[int]) -> Loss:
     """Return an engine's loss on a text."""
     nats = 0.0
-    for row, token_id in zip(predicting_rows(engine, token_ids), token_ids[1:], strict=True):
+    for row, token_id in zip(read_predicting_rows(engine, token_ids), token_ids[1:], strict=True):
         largest = row.max()
         nats += float(np.log(np.exp(row - largest).sum(dtype=np.float64)) + largest - np.float64(row[token_id]))
     spell = engine.vocabulary.token_bytes
@@ -63,7 +65,7 @@ def row_acceptance(target_row: FloatArray, draft_row: FloatArray, sampler: RowSa
 def count_copied(engine: Engine, context: Sequence[int], continuation: Sequence[int]) -> int:
     """Return how many tokens of ``continuation`` are the largest logit after ``context`` and those before them."""
     token_ids = [*context, *continuation]
-    guesses = [int(row.argmax()) for row in predicting_rows(engine, token_ids, first=len(context))]
+    guesses = [int(row.argmax()) for row in read_predicting_rows(engine, token_ids, first=len(context))]
     return sum(guess == token_id for guess, token_id in zip(guesses, continuation, strict=True))
 
 

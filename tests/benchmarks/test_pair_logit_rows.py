@@ -10,7 +10,7 @@ import pytest
 from benchmarks.pair.logit_rows import count_copied, measure_loss, read_paired_rows
 
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary
-from paceline.pairs.agreement import fit_width, predicting_rows
+from paceline.pairs.agreement import fit_width, read_predicting_rows
 from tests.pairs.helpers import VOCAB, engine, noisy_model, some_tokens
 
 
@@ -19,15 +19,15 @@ class TestReading:
         model, token_ids = noisy_model(1), some_tokens(150)
         for (max_rows, max_outputs), first in itertools.product(((512, None), (7, None), (512, 3)), (1, 2, 65, 149)):
             reader = engine(model, max_rows=max_rows, max_outputs=max_outputs)
-            read = np.stack(list(predicting_rows(reader, token_ids, first)))
+            read = np.stack(list(read_predicting_rows(reader, token_ids, first)))
             expected = [model(token_ids[:index]) for index in range(first, len(token_ids))]
             assert np.array_equal(read, np.stack(expected))
 
     def test_frees_its_sequence(self) -> None:
         reader = engine(noisy_model(1), max_sequences=1)
         for _ in range(3):
-            next(iter(predicting_rows(reader, some_tokens(200))))
-            assert len(list(predicting_rows(reader, some_tokens(10)))) == 9
+            next(iter(read_predicting_rows(reader, some_tokens(200))))
+            assert len(list(read_predicting_rows(reader, some_tokens(10)))) == 9
 
     def test_pairs_rows_by_token(self) -> None:
         target, draft, token_ids = noisy_model(1), noisy_model(2), some_tokens(100)

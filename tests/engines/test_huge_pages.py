@@ -13,9 +13,16 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.engines import huge_pages
-from paceline.engines.huge_pages import MAX_WAIT_S, MIN_BYTES, HugePages, gives_huge_pages, private_ranges, without
+from paceline.engines.huge_pages import (
+    MAX_WAIT_S,
+    MIN_BYTES,
+    HugePages,
+    gives_huge_pages,
+    private_ranges,
+    subtract_ranges,
+)
 from paceline.engines.llama_cpp import loading
-from paceline.engines.llama_cpp.loading import loaded_model
+from paceline.engines.llama_cpp.loading import load_model
 from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
 
@@ -65,7 +72,7 @@ def test_only_much_private_memory_without_a_file_counts(tmp_path: Path) -> None:
     ],
 )
 def test_what_was_there_before_is_left_alone(known: list[tuple[int, int]], rest: list[tuple[int, int]]) -> None:
-    assert without([(10, 20), (30, 40)], known) == rest
+    assert subtract_ranges([(10, 20), (30, 40)], known) == rest
 
 
 def asks(address: int) -> bool:
@@ -126,7 +133,7 @@ def test_an_error_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(loading, "gives_huge_pages", lambda: True)
     monkeypatch.setattr(loading, "HugePages", Failing)
     with pytest.raises(MemoryError, match="none left"):
-        loaded_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
+        load_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
 
 
 def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +145,7 @@ def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "HugePages", Interrupted)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        loaded_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
+        load_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
     assert signal.getsignal(signal.SIGINT) is handler
 
 

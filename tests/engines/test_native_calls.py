@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engines.llama_cpp.native_calls import native_calls
+from paceline.engines.llama_cpp.native_calls import deal_steps
 
 
 @pytest.mark.parametrize(
@@ -25,16 +25,16 @@ from paceline.engines.llama_cpp.native_calls import native_calls
     ],
 )
 def test_what_is_dealt_out(lengths: list[int], calls: list[tuple[list[int], int]]) -> None:
-    assert [(list(call.steps), call.rows) for call in native_calls(lengths, 16)] == calls
+    assert [(list(call.steps), call.rows) for call in deal_steps(lengths, 16)] == calls
 
 
 def test_without_snapshots_nothing_is_padded() -> None:
-    assert [(list(call.steps), call.rows) for call in native_calls([1, 200, 3], 0)] == [([0, 1, 2], 0)]
+    assert [(list(call.steps), call.rows) for call in deal_steps([1, 200, 3], 0)] == [([0, 1, 2], 0)]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 16))
 def test_what_may_be_stepped_back_is_evenly_in_the_last_call(lengths: list[int], max_rollback: int) -> None:
-    calls = native_calls(lengths, max_rollback)
+    calls = deal_steps(lengths, max_rollback)
     assert sorted(step for call in calls for step in call.steps) == list(range(len(lengths)))
     assert all(list(call.steps) == sorted(call.steps) for call in calls)
     last = calls[-1]

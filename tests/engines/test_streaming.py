@@ -26,7 +26,7 @@ from paceline.engines.llama_cpp.streaming import LayerStream, _separable
 from paceline.engines.loading import open_engine
 from paceline.engines.options import ModelOptions
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import BLOCK, Extent, Span, gguf_layout
+from paceline.engines.streaming.layout import BLOCK, Extent, Span, read_gguf_layout
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
@@ -263,9 +263,9 @@ def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest
 def test_weights_that_no_pass_reads_are_left_alone(
     exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = gguf_layout(exact_target)
+    layout = read_gguf_layout(exact_target)
     more = dataclasses.replace(layout, layers={**layout.layers, "blk.4.unused": Span(0, 0, BLOCK)})
-    monkeypatch.setattr(loading, "gguf_layout", lambda path: more)
+    monkeypatch.setattr(loading, "read_gguf_layout", lambda path: more)
     engine = LlamaCppEngine(config(exact_target))
     mapped = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
     np.testing.assert_array_equal(rows(engine), rows(mapped))

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.engines.threads import PERIOD_S, PassThreads, SpareCores, busy_seconds, cores, usable_cores
+from paceline.engines.threads import PERIOD_S, PassThreads, SpareCores, busy_seconds, count_cores, usable_cores
 
 
 class Machine:
@@ -132,7 +132,7 @@ def test_a_sandbox_without_figures_is_an_error_of_one_kind(monkeypatch: pytest.M
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpareCores, "look", lambda self: 1)
     most = usable_cores()
-    assert 1 <= most <= cores()
+    assert 1 <= most <= count_cores()
     assert PassThreads(None, None).look() == (1, 1)
     assert PassThreads(None, None).most == (most, most)
     assert PassThreads(None, 7).look() == (1, 7)
@@ -142,7 +142,7 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quota(tmp_path: Path, said: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how many cores may be kept busy of sixteen, where ``/proc/self/cgroup`` and control groups are so."""
-    monkeypatch.setattr("paceline.engines.threads.cores", lambda: 16)
+    monkeypatch.setattr("paceline.engines.threads.count_cores", lambda: 16)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(said, encoding="utf-8")
     for name, content in files.items():
@@ -194,5 +194,5 @@ def test_a_quota_allows_so_many_whole_cores(
 
 
 def test_without_control_groups_no_quota_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engines.threads.cores", lambda: 16)
+    monkeypatch.setattr("paceline.engines.threads.count_cores", lambda: 16)
     assert usable_cores(tmp_path, tmp_path) == 16

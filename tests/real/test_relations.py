@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.vocabulary import Vocabulary
-from paceline.engines.llama_cpp.draft_check import refusal
+from paceline.engines.llama_cpp.draft_check import explain_refusal
 from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.pairs.alignment import align_tokenizers
@@ -118,5 +118,5 @@ def test_llama_cpp_s_own_check(
             return found
         return models / f"ggml-vocab-{name}.gguf"
 
-    why = refusal(path_of(target), path_of(draft))
+    why = explain_refusal(path_of(target), path_of(draft))
     assert why is None if says is None else why is not None and why.startswith(says), why

@@ -24,7 +24,7 @@ from paceline.comparison import Stop, Stopped, answer
 from paceline.conversion.inflate import find_file_type
 from paceline.engines.loading import reader_of
 from paceline.engines.options import ModelOptions
-from paceline.engines.threads import busy_seconds, cores
+from paceline.engines.threads import busy_seconds, count_cores
 from paceline.environment import ModelChoice
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft, heldout
@@ -265,8 +265,8 @@ def describe_busy(others: float) -> str | None:
     if others < _BUSY_CORES:
         return None
     return (
-        f"other programs use {others:.1f} of {cores()} cores, so the times below say little: close them, or try again "
-        "when they are done"
+        f"other programs use {others:.1f} of {count_cores()} cores, so the times below say little: close them, or try "
+        "again when they are done"
     )
 
 

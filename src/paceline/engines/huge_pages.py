@@ -68,7 +68,7 @@ class HugePages:
     def take(self) -> None:
         """Ask for huge pages, once the memory is allocated and before it is written to, as far as there is time."""
         waited_s = 0.0
-        for first, end in without(private_ranges(), self._known):
+        for first, end in subtract_ranges(private_ranges(), self._known):
             while first < end:
                 # Steps end at a huge page: one that lies in two steps would be made of small pages.
                 step_end = min((first + _STEP_BYTES) // _PAGE_BYTES * _PAGE_BYTES, end)
@@ -102,7 +102,7 @@ def private_ranges(proc: Path = PROC) -> list[Range]:
     return ranges
 
 
-def without(ranges: Iterable[Range], known: Sequence[Range]) -> list[Range]:
+def subtract_ranges(ranges: Iterable[Range], known: Sequence[Range]) -> list[Range]:
     """Return the parts of ranges that are not in ``known``. The system merges neighbours, so one may hold another."""
     rest = list(ranges)
     for first, end in known:

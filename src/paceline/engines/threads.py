@@ -34,7 +34,7 @@ _SOON_S: Final = 0.1
 
 def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> int:
     """Return how many physical cores this process may keep busy: affinity mask, hardware threads, container quota."""
-    return max(1, min([cores(), *_quotas(proc, groups)]))
+    return max(1, min([count_cores(), *_quotas(proc, groups)]))
 
 
 def _quotas(proc: Path, groups: Path) -> Iterator[int]:
@@ -55,7 +55,7 @@ def _quotas(proc: Path, groups: Path) -> Iterator[int]:
             yield quota // period
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return how many physical cores this process may run on: affinity mask and hardware threads."""
     try:
         cpus = os.sched_getaffinity(0)
@@ -155,7 +155,7 @@ class PassThreads:
         most = threads or usable_cores()
         self.most = most, threads_batch or most
         self._wide_follows = threads_batch is None
-        self._spare = SpareCores(most, cores()) if threads is None else None
+        self._spare = SpareCores(most, count_cores()) if threads is None else None
 
     def look(self) -> tuple[int, int]:
         if self._spare is None:

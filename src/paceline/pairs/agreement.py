@@ -64,7 +64,7 @@ def measure_agreement(
     for each in written:
         token_ids = [*each.task.prompt_ids, *each.token_ids]
         sums = [0.0, 0.0, 0.0]
-        rows = predicting_rows(draft, token_ids, len(each.task.prompt_ids))
+        rows = read_predicting_rows(draft, token_ids, len(each.task.prompt_ids))
         for place, read in zip(each.places, rows, strict=True):
             row = fit_width(read, target_vocab_size)
             row[masked] = -np.inf
@@ -75,7 +75,7 @@ def measure_agreement(
     return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
 
 
-def predicting_rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[FloatArray]:
+def read_predicting_rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[FloatArray]:
     """Read a text and yield a row ``[vocab]`` for each of its tokens from index ``first`` on, which predicts it.
 
     The engine needs a sequence to spare; ``first`` is at least 1, as nothing predicts the first token.

@@ -210,11 +210,11 @@ def _gguf_reasons(pair: Pair, program: str) -> tuple[str, ...]:
 
 def _llama_cpp_refusal(pair: Pair) -> str | None:
     try:
-        from paceline.engines.llama_cpp.draft_check import refusal
+        from paceline.engines.llama_cpp.draft_check import explain_refusal
     except PacelineError:
         # Without llama.cpp its check cannot be made.
         return None
-    return refusal(Path(pair.target.path), Path(pair.draft.path))
+    return explain_refusal(Path(pair.target.path), Path(pair.draft.path))
 
 
 def _reasons_not_gguf(pair: Pair, program: str) -> tuple[str, ...]:

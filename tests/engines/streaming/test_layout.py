@@ -20,9 +20,9 @@ from paceline.engines.streaming.layout import (
     Layout,
     Section,
     Span,
-    gguf_layout,
+    choose_residency,
     least_bytes,
-    residency,
+    read_gguf_layout,
 )
 from paceline.models.embedded import embedded_target
 
@@ -30,7 +30,7 @@ from paceline.models.embedded import embedded_target
 def test_every_tensor_lies_where_its_slot_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_module, "SECTION_BYTES", 1 << 20)
     path = embedded_target()
-    layout = gguf_layout(path)
+    layout = read_gguf_layout(path)
     data = path.read_bytes()
     reference = gguf.GGUFReader(path)
     of_layers = {tensor.name: tensor for tensor in reference.tensors if tensor.name.startswith("blk.")}
@@ -59,7 +59,7 @@ def test_every_tensor_lies_where_its_slot_says(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_section_is_as_much_as_is_read_at_once(tmp_path: Path) -> None:
-    layout = gguf_layout(_written(tmp_path / "m.gguf", {f"blk.0.{name}": 3_000_000 for name in "abcdef"}))
+    layout = read_gguf_layout(_written(tmp_path / "m.gguf", {f"blk.0.{name}": 3_000_000 for name in "abcdef"}))
     found = [set(section.tensors) for section in layout.sections([["blk.0.a"], ["blk.0.b"], ["blk.0.c", "blk.0.d"]])]
     # 12 MB each: two are less than a section, three are more, and what is in use together stays together.
     assert found == [{"blk.0.a", "blk.0.b"}, {"blk.0.c", "blk.0.d"}]
@@ -82,7 +82,7 @@ def _written(path: Path, shapes: dict[str, int], *, experts: int = 0) -> Path:
 
 def test_tensors_that_lie_apart_are_read_apart(tmp_path: Path) -> None:
     far = NEAR // 4 + 2 * BLOCK
-    layout = gguf_layout(
+    layout = read_gguf_layout(
         _written(tmp_path / "m.gguf", {"blk.0.a": 10, "blk.1.a": far, "blk.0.b": 5000, "blk.1.b": 10, "blk.0.c": 7})
     )
     (apart,) = layout.sections([["blk.0.a", "blk.0.b", "blk.0.c"]])
@@ -95,7 +95,7 @@ def test_tensors_that_lie_apart_are_read_apart(tmp_path: Path) -> None:
 def test_a_model_of_several_files(tmp_path: Path) -> None:
     first = _written(tmp_path / "m-00001-of-00002.gguf", {"blk.0.a": 100, "token_embd.weight": 30})
     _written(tmp_path / "m-00002-of-00002.gguf", {"blk.0.b": 100, "output.weight": 30, "blk.1.a": 100})
-    layout = gguf_layout(first)
+    layout = read_gguf_layout(first)
     (section,) = layout.sections([["blk.0.a", "blk.0.b"]])
     assert [extent.file for extent in section.extents] == [0, 1]
     # Of the embeddings only rows are read.
@@ -106,15 +106,15 @@ def test_a_model_of_several_files(tmp_path: Path) -> None:
 
 def test_experts_are_counted(tmp_path: Path) -> None:
     shapes = {"blk.0.ffn_up_exps.weight": 100}
-    assert gguf_layout(_written(tmp_path / "m.gguf", shapes, experts=8)).experts == 8
-    assert gguf_layout(_written(tmp_path / "d.gguf", shapes)).experts == 0
+    assert read_gguf_layout(_written(tmp_path / "m.gguf", shapes, experts=8)).experts == 8
+    assert read_gguf_layout(_written(tmp_path / "d.gguf", shapes)).experts == 0
 
 
 @pytest.mark.parametrize("names", [["output.weight"], ["blk.1.a"], ["blk.0.a", "blk.2.a"]])
 def test_a_model_without_layers_in_a_row_is_refused(names: list[str], tmp_path: Path) -> None:
     path = _written(tmp_path / "m.gguf", dict.fromkeys(names, 10))
     with pytest.raises(CapabilityError, match=r"has no layers blk\.0, blk\.1, .* run it with `stream=False`"):
-        gguf_layout(path)
+        read_gguf_layout(path)
 
 
 def sections_of(sizes: list[int]) -> list[Section]:
@@ -123,12 +123,12 @@ def sections_of(sizes: list[int]) -> list[Section]:
 
 def test_what_stays_lies_between_what_is_streamed() -> None:
     sections = sections_of([10] * 8)
-    assert residency(sections, 80 * BLOCK).streamed == ()
-    found = residency(sections, 60 * BLOCK)
+    assert choose_residency(sections, 80 * BLOCK).streamed == ()
+    found = choose_residency(sections, 60 * BLOCK)
     assert found.streamed == (1, 3, 5, 7)
     assert found.resident == (0, 2, 4, 6)
     assert found.slots == 2
-    assert residency(sections, 20 * BLOCK).streamed == tuple(range(8))
+    assert choose_residency(sections, 20 * BLOCK).streamed == tuple(range(8))
 
 
 def test_the_least_is_what_every_pass_reads_and_the_slots() -> None:
@@ -150,7 +150,7 @@ def test_what_stays_fits_and_more_would_not(sizes: list[int], share: float, slot
     sections = sections_of(sizes)
     slot_bytes = max(sizes) * BLOCK
     memory = max(int(share * sum(sizes) * BLOCK), min(slots, len(sizes)) * slot_bytes)
-    found = residency(sections, memory, slots=slots)
+    found = choose_residency(sections, memory, slots=slots)
     assert sorted((*found.resident, *found.streamed)) == list(range(len(sizes)))
     resident_bytes = sum(sections[number].num_bytes for number in found.resident)
     assert resident_bytes + found.slots * slot_bytes <= memory

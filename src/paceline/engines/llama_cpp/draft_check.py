@@ -21,7 +21,7 @@ _FIRST_COMPARED: Final = 5
 """First id whose spelling is compared."""
 
 
-def refusal(target: Path, draft: Path) -> str | None:
+def explain_refusal(target: Path, draft: Path) -> str | None:
     """Say why llama.cpp's programs refuse a draft.
 
     ``None`` if they take it. Both are GGUF files; no weights are read.
@@ -36,7 +36,7 @@ def refusal(target: Path, draft: Path) -> str | None:
 
 
 def compare(target: Any, draft: Any) -> str | None:
-    """As :func:`refusal`, of two ``llama_vocab *``."""
+    """As :func:`explain_refusal`, of two ``llama_vocab *``."""
     if api.llama_vocab_type(target) != api.llama_vocab_type(draft):
         return "the tokenizers are of two kinds"
     for what, adds, token in (

@@ -43,9 +43,9 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
-from paceline.engines.llama_cpp.loading import CacheType, LoadedModel, loaded_model
+from paceline.engines.llama_cpp.loading import CacheType, LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
-from paceline.engines.llama_cpp.native_calls import native_calls
+from paceline.engines.llama_cpp.native_calls import deal_steps
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
@@ -215,7 +215,7 @@ class LlamaCppEngine:
 
     Args:
         options: what to load and how.
-        batch_rows: see :func:`~paceline.engines.llama_cpp.loading.loaded_model`, as for the others.
+        batch_rows: see :func:`~paceline.engines.llama_cpp.loading.load_model`, as for the others.
         output_rows: most rows of one pass whose logits can be asked for.
         cache_type: of keys and values.
 
@@ -233,7 +233,7 @@ class LlamaCppEngine:
         output_rows: int = 256,
         cache_type: CacheType = "f16",
     ) -> None:
-        loaded = loaded_model(options, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
+        loaded = load_model(options, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
         self._vocabulary = GgufVocabulary(loaded.model)
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
@@ -743,7 +743,7 @@ class LlamaCppEngine:
         self._drop_pads()
         # Checked before any call, as what a call does to a recurrent state cannot be undone.
         self._check_room(sum(len(step.token_ids) for step in steps))
-        calls = native_calls([len(step.token_ids) for step in steps], self._capabilities.max_rollback or 0)
+        calls = deal_steps([len(step.token_ids) for step in steps], self._capabilities.max_rollback or 0)
         copied: dict[int, FloatArray] = {}
         for call in calls:
             its_states = [states[index] for index in call.steps]

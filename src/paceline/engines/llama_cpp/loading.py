@@ -35,7 +35,7 @@ from paceline.engines.memory import (
 )
 from paceline.engines.options import DEFAULT_BRANCHES, ModelOptions, memory_bytes
 from paceline.engines.streaming.disk import WeightFiles
-from paceline.engines.streaming.layout import UnstreamableError, gguf_layout
+from paceline.engines.streaming.layout import UnstreamableError, read_gguf_layout
 from paceline.engines.threads import PassThreads
 from paceline.models.gguf_model import gguf_bytes
 from paceline.sizes import format_memory
@@ -169,7 +169,7 @@ class LoadedModel:
         _free(self.model, self.context, self.stream)
 
 
-def loaded_model(
+def load_model(
     options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256, cache_type: CacheType = "f16"
 ) -> LoadedModel:
     """Load the model and make a context for it.
@@ -203,7 +203,7 @@ def loaded_model(
     held_bytes = held_memory()
     stream = room = None
     if limit_bytes is not None:
-        layout = gguf_layout(path)
+        layout = read_gguf_layout(path)
         stream = LayerStream(layout, WeightFiles(layout.paths))
     context = model = None
     try:
@@ -254,7 +254,7 @@ def loaded_model(
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
         _free(model, context, stream)
         whole = dataclasses.replace(options, memory=None, stream=False)
-        return loaded_model(whole, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
+        return load_model(whole, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
         options=options,

@@ -40,7 +40,7 @@ class NativeCall:
     even: bool
 
 
-def native_calls(lengths: Sequence[int], max_rollback: int) -> list[NativeCall]:
+def deal_steps(lengths: Sequence[int], max_rollback: int) -> list[NativeCall]:
     """Deal the steps of a pass, by their rows, out to native calls, in their order.
 
     A step of one row is never stepped back, nor is one of more rows than there are snapshots (``max_rollback``), unless

@@ -36,8 +36,8 @@ from paceline.engines.streaming.layout import (
     Residency,
     Section,
     UnstreamableError,
+    choose_residency,
     least_bytes,
-    residency,
 )
 from paceline.engines.streaming.ring import Ring
 
@@ -171,7 +171,7 @@ class LayerStream:
 
     def plan(self, memory_bytes: int) -> Residency:
         """Return which sections stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""
-        return residency(self._sections, memory_bytes - self._layout.kept.num_bytes)
+        return choose_residency(self._sections, memory_bytes - self._layout.kept.num_bytes)
 
     def arm(self, planned: Residency) -> None:
         """Move what stays to memory of its own, and stream the other sections from now on."""

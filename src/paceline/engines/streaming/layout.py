@@ -141,7 +141,7 @@ class Residency:
     slots: int
 
 
-def gguf_layout(path: Path) -> Layout:
+def read_gguf_layout(path: Path) -> Layout:
     """Return where the weights of a GGUF model lie, of whose parts ``path`` is the first.
 
     Raises ``UnstreamableError`` where no tensors are named as layers.
@@ -195,7 +195,7 @@ def least_bytes(layout: Layout) -> int:
     return layout.kept.num_bytes + MIN_SLOTS * layout.most_slot_bytes
 
 
-def residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = MIN_SLOTS) -> Residency:
+def choose_residency(sections: Sequence[Section], memory_bytes: int, *, slots: int = MIN_SLOTS) -> Residency:
     """Return which sections stay in so much memory: as many as fit beside the slots, which it must hold.
 
     The streamed sections are spread out: a pass that takes long over what stays gives the disk time for the section

@@ -20,12 +20,12 @@ from paceline.engines.limits import check_range
 from paceline.engines.options import ModelOptions
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
-from paceline.engines.threads import SpareCores, cores, usable_cores
+from paceline.engines.threads import SpareCores, count_cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.loading import (
     Attention,
     LoadedModel,
-    loaded_model,
+    load_model,
     longest_context,
     one_line,
     refuse_unsupported,
@@ -123,9 +123,9 @@ class TorchHFEngine:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
             self._set_threads = options.threads
-        loaded = loaded_model(options, attention)
+        loaded = load_model(options, attention)
         if options.threads is None and loaded.model.device.type == "cpu":
-            self._spare_cores = SpareCores(min(own_threads, usable_cores()), cores())
+            self._spare_cores = SpareCores(min(own_threads, usable_cores()), count_cores())
         with explain_damaged_entries(Path(options.path)):
             self._start(
                 loaded,
@@ -302,7 +302,7 @@ class TorchHFEngine:
         if not isinstance(saved.state, _Saved) or saved.state.cache is not self._cache:
             raise ValueError("another engine saved this sequence: feed its tokens")
         if self._torn:
-            self._mend()
+            self._repair()
         cells = self._pool.find(saved.length)
         handle = self.open()
         self._torn = True
@@ -336,13 +336,13 @@ class TorchHFEngine:
     def _sequence(self, handle: int) -> SequenceCells:
         self._check_open()
         if self._torn:
-            self._mend()
+            self._repair()
         try:
             return self._sequences[handle]
         except KeyError:
             raise ClosedError(f"sequence {handle} is not open") from None
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         for state in self._sequences.values():
             state.drop_unpaired()
         self._pool.recount([state.held for state in self._sequences.values()])

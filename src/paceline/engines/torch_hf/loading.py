@@ -43,7 +43,7 @@ class LoadedModel(NamedTuple):
     """End tokens besides those that model and tokenizer name: llama.cpp knows some in a GGUF file by their text."""
 
 
-def loaded_model(options: ModelOptions, attention: Attention = "auto") -> LoadedModel:
+def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedModel:
     """Load the model and the tokenizer that the options name."""
     path = Path(options.path)
     source = _source(path)
