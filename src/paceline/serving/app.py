@@ -217,24 +217,23 @@ class Handlers:
 
     def routes(self) -> list[Route]:
         """Return the table. FastAPI takes the first line that fits."""
-        completion, chat, models = "/completion", "/chat/completions", "/models"
-        health = Route(_GET, ("/health", "/v1/health"), self.health, "Whether the model is there", True, True)
         # fmt: off
         table = [
-            health,
+            Route(_GET, ("/health", "/v1/health"), self.health, "Whether the model is there",
+                  is_public=True, is_polled=True),
             Route(_GET, ("/metrics",), self.metrics, "Counts and times, for Prometheus", is_polled=True),
-            Route(_POST, (completion, "/completions"), self.native, "Go on with a text"),
+            Route(_POST, ("/completion", "/completions"), self.native, "Go on with a text"),
             Route(_POST, ("/v1/completions",), self.completions, "Go on with a text, as OpenAI"),
-            Route(_POST, (f"/v1{chat}", chat), self.chat, "Answer a conversation"),
-            Route(_POST, (f"/v1{chat}/input_tokens", f"{chat}/input_tokens"), self.input_tokens,
+            Route(_POST, ("/v1/chat/completions", "/chat/completions"), self.chat, "Answer a conversation"),
+            Route(_POST, ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), self.input_tokens,
                   "Count the tokens of a conversation"),
-            Route(_POST, (f"/v1{chat}/control", f"{chat}/control"), self.control,
+            Route(_POST, ("/v1/chat/completions/control", "/chat/completions/control"), self.control,
                   "End the reasoning of an answer that is being written"),
             Route(_POST, ("/tokenize",), self.tokenize, "Turn a text into tokens"),
             Route(_POST, ("/detokenize",), self.detokenize, "Turn tokens into a text"),
             Route(_POST, ("/apply-template",), self.apply_template,
                   "Write a conversation as the model's template has it"),
-            Route(_GET, (f"/v1{models}", models), self.models, "The model", is_polled=True),
+            Route(_GET, ("/v1/models", "/models"), self.models, "The model", is_polled=True),
             Route(_GET, ("/v1/models/{name:path}",), self.model, "The model, by one of its names"),
             Route(_GET, ("/props",), self.props, "How requests are answered that say nothing", is_polled=True),
             Route(_POST, ("/props",), self.set_props),
