@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from paceline.chat.params import ChatParams
 from paceline.constraints import ConstraintCompiler, Source
@@ -23,7 +23,7 @@ from paceline.conversion.own_draft import OwnDraft
 from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
-from paceline.core.numbers import token_ids, whole_number
+from paceline.core.numbers import whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
@@ -278,10 +278,9 @@ class Model:
         """
         from paceline.chat.replies import ReplyStream
 
-        params, asked = chat or ChatParams(), _of_any_length(options)
-        prompt = self._reading_calls(messages, tools=tools, params=params, max_tokens=asked["max_tokens"])
-        options = _beside(prompt.options, asked)
-        return ReplyStream(prompt, self._start(prompt.token_ids, self._read_options(options)), params)
+        params, request = chat or ChatParams(), self._read_chat_options(options)
+        prompt = self._reading_calls(messages, tools=tools, params=params, max_tokens=request.rules.max_tokens)
+        return ReplyStream(prompt, self._start(prompt.token_ids, _with_needed(request, prompt.options)), params)
 
     def chat_prompt(
         self,
@@ -339,10 +338,10 @@ class Model:
         from paceline.async_streams import AsyncStream
         from paceline.chat.async_replies import AsyncReplyStream
 
-        params, asked = chat or ChatParams(), _of_any_length(options)
-        most = asked["max_tokens"]
+        params, request = chat or ChatParams(), self._read_chat_options(options)
+        most = request.rules.max_tokens
         prompt = await asyncio.to_thread(self._reading_calls, messages, tools=tools, params=params, max_tokens=most)
-        request = self._read_options(_beside(prompt.options, asked))
+        request = _with_needed(request, prompt.options)
         return AsyncReplyStream(prompt, AsyncStream(*self._submit(lambda: [*prompt.token_ids], request)), params)
 
     async def achat_prompt(
@@ -480,6 +479,12 @@ class Model:
         request = read_options({**options, **left_open, "constraint": constraint}, verify=self.verify, drafters=names)
         check_asked(request.speculation, self.policy, names)
         return dataclasses.replace(request, model_defaults=left_open)
+
+    def _read_chat_options(self, options: GenerateOptions) -> RequestOptions:
+        """Read the options of a call in which an answer may fill the context, unless they say how long it may be."""
+        if options.get("max_tokens") is None:
+            options = {**options, "max_tokens": MAX_TOKENS}
+        return self._read_options(options)
 
     def _submit(
         self,
@@ -774,25 +779,17 @@ def _keep_learned(key: PairKey, policy: Policy) -> None:
         store_learned(key, learned)
 
 
-def _beside(needed: GenerateOptions, asked: GenerateOptions) -> GenerateOptions:
-    """Return the options of a call with those that its prompt needs.
+def _with_needed(request: RequestOptions, needed: GenerateOptions) -> RequestOptions:
+    """Return what is asked for with what the prompt of a conversation needs.
 
     Control tokens that the call preserves come on top: without the prompt's, reasoning could not be told from content.
     """
-    options = needed.copy()
-    options.update(cast("GenerateOptions", {name: value for name, value in asked.items() if value is not None}))
-    more = asked.get("preserved_ids")
-    if more is not None:
-        options["preserved_ids"] = [*(needed.get("preserved_ids") or ()), *token_ids(more, "preserved_ids")]
-    return options
-
-
-def _of_any_length(options: GenerateOptions) -> GenerateOptions:
-    """Return the options of a call in which an answer may fill the context, unless they say how long it may be."""
-    asked = options.copy()
-    if asked.get("max_tokens") is None:
-        asked["max_tokens"] = MAX_TOKENS
-    return asked
+    changes = dict(needed)
+    if request.params.reasoning_budget is not None:
+        changes.pop("reasoning_budget", None)
+    if "preserved_ids" in needed:
+        changes["preserved_ids"] = (*(needed["preserved_ids"] or ()), *request.rules.preserved_ids)
+    return request.replaced(changes)
 
 
 def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -> list[str]:
