@@ -70,8 +70,8 @@ class AnswerAssembler:
         num_tokens: tokens that were taken.
         num_reasoning: how many of them are reasoning.
         num_calls: calls so far.
-        token_ids: of the answer; empty unless kept, as are the following.
-        logprobs: of the tokens.
+        token_ids: that were taken; empty unless kept.
+        logprobs: of these tokens, where they were asked for; empty unless kept.
     """
 
     def __init__(
