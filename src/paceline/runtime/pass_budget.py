@@ -108,6 +108,8 @@ class PassBudget:
         room = self._capabilities.max_outputs
         # Wide trees leave a row for what is read beside them, and one for each tree that follows.
         room -= reads and room > len(sizes)
+        if sum(sizes) <= room and not sparing:
+            return [*sizes]
         rows: list[int] = []
         for size, num_after in zip(sizes, reversed(range(len(sizes))), strict=True):
             if room == 0:
