@@ -71,7 +71,7 @@ class AnswerAssembler:
         num_reasoning: how many of them are reasoning.
         num_calls: calls so far.
         token_ids: that were taken; empty unless kept.
-        logprobs: of these tokens, where they were asked for; empty unless kept.
+        logprobs: log-probabilities of the tokens, where they were asked for; empty unless kept.
     """
 
     def __init__(
