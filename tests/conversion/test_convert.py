@@ -960,7 +960,7 @@ def test_a_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     gguf_to_folder(embedded_draft(), tmp_path / "folder", dtype="BF16")
     (tmp_path / "folder" / "left over").write_text("x")
-    with pytest.raises(InputError, match=r"not empty.*--force"):
+    with pytest.raises(InputError, match=r"not empty.*`force=True`"):
         gguf_to_folder(embedded_draft(), tmp_path / "folder")
     assert exact_dtype(tmp_path / "folder") == "BF16"
     gguf_to_folder(embedded_draft(), tmp_path / "folder", force=True)

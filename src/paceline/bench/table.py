@@ -98,7 +98,6 @@ def caption(workload: WorkloadResult) -> str:
 
 
 def variant_title(each: VariantResult) -> str:
-    """Return a variant's name as its figures describe it."""
     return "plain against plain" if each.variant.kind == "plain" else each.variant.name
 
 

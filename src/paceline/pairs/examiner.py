@@ -89,9 +89,7 @@ _CALIBRATION_ROUNDS: Final = 2.2
 _CALIBRATION_SHARE: Final = 0.15
 """Share of the time for a candidate that the short live answers may take."""
 _MIN_CALIBRATION: Final = 8
-"""Fewest tokens of a live answer, however slow the machine is, where the time of a round beside its pass matters
-little.
-"""
+"""Fewest tokens of a live answer. On so slow a machine the time of a round beside its pass matters little."""
 
 Tell = Callable[[str, float], None]
 """Called with what is being done, and the share of the candidate that is done."""

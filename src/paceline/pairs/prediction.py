@@ -410,7 +410,7 @@ def _own_s(answer: Answer) -> float:
 
 
 def _steadiness(answer: Answer) -> float:
-    """Return the time of an answer's rounds without those that other work on the machine made long, over all of it.
+    """Return an answer's time with long rounds cut to :data:`_LONG_ROUND` medians, over its time.
 
     Something else that runs for a moment makes a few rounds long, and these answers are short.
     """
