@@ -22,7 +22,7 @@ from paceline.constraints import ConstraintCompiler, Source
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
-from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
+from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError, blame
 from paceline.core.numbers import whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName
 from paceline.core.request import Request
@@ -588,13 +588,15 @@ def load(
     Raises:
         InputError: a file, a name or a value cannot be used; nothing stays loaded.
     """
-    prompt_cache_mib = whole_number(prompt_cache_mib, "prompt_cache_mib")
-    if prompt_cache_mib < 0:
-        raise InputError(f"a prompt cache of {prompt_cache_mib} MiB: the least is 0, which keeps nothing")
-    if max_waiting is not None and whole_number(max_waiting, "max_waiting") < 0:
-        raise InputError(f"max_waiting {max_waiting}: the least is 0, and None is no limit")
+    with blame("prompt_cache_mib"):
+        prompt_cache_mib = whole_number(prompt_cache_mib, "prompt_cache_mib")
+        if prompt_cache_mib < 0:
+            raise InputError(f"a prompt cache of {prompt_cache_mib} MiB: the least is 0, which keeps nothing")
+    with blame("max_waiting"):
+        if max_waiting is not None and whole_number(max_waiting, "max_waiting") < 0:
+            raise InputError(f"max_waiting {max_waiting}: the least is 0, and None is no limit")
     if verify not in VERIFIER_NAMES:
-        raise InputError(f"unknown verifier {verify!r}: choose from {', '.join(VERIFIER_NAMES)}")
+        raise InputError(f"unknown verifier {verify!r}: choose from {', '.join(VERIFIER_NAMES)}", field="verify")
     if drafters is not None:
         check_drafter_names(drafters)
     policy = "auto" if policy is None else policy
@@ -821,7 +823,9 @@ def _options(
             ("model_defaults", model_defaults),
         ):
             if value is not None:
-                raise InputError(f"{name} is for models given by path: set it in ModelOptions, or give the path")
+                raise InputError(
+                    f"{name} is for models given by path: set it in ModelOptions, or give the path", field=name
+                )
         return dataclasses.replace(model, path=path)
     return ModelOptions(
         path,
