@@ -105,8 +105,9 @@ class RequestOptions:
         """Return the same but for some fields of the parts."""
 
         def changed(part: _PartT) -> _PartT:
+            # Building a part checks all of its fields.
             own: dict[str, Any] = {
-                each.name: changes[each.name] for each in fields_of(type(part)) if each.name in changes
+                name: value for name, value in changes.items() if getattr(part, name, value) != value
             }
             return dataclasses.replace(part, **own) if own else part
 

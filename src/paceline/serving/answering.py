@@ -271,12 +271,11 @@ class Answer:
         self.interrupted = False
         self._timers: list[asyncio.TimerHandle] = []
         try:
-            own = request.options.replaced({"namespace": namespace, "client": client})
+            own = {"namespace": namespace, "client": client}
             for prompt in prompts:
-                asked = own.replaced(prompt.options)
                 for choice in range(request.num_choices):
-                    of_choice = asked.replaced({"choice": choice})
-                    stream = AsyncStream(*served.model._submit(partial(list, prompt.token_ids), of_choice))
+                    options = request.options.replaced({**prompt.options, **own, "choice": choice})
+                    stream = AsyncStream(*served.model._submit(partial(list, prompt.token_ids), options))
                     self.choices.append(Choice(len(self.choices), prompt, stream, request))
         except BaseException:
             self.cancel()
