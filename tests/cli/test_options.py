@@ -251,3 +251,6 @@ def test_a_command_can_learn_which_options_were_set(monkeypatch: pytest.MonkeyPa
     params, names = called_with("--temp", "0.8", "-n", "3")
     assert (params.temperature, params.top_p) == (0.8, 0.5)
     assert names == {"temperature", "top_p", "max_tokens"}
+    # Also what no flag sets.
+    monkeypatch.setenv("PACELINE_CACHE_PROMPT", "false")
+    assert called_with()[1] == {"top_p", "cache_prompt"}
