@@ -57,6 +57,21 @@ def test_rounds_bring_the_text_that_each_made_final() -> None:
     asked(ask)
 
 
+def test_options_that_were_read_once_start_several_answers() -> None:
+    async def ask(model: paceline.Model) -> None:
+        request = model.read_options({"max_tokens": 9, "temperature": 0.5})
+        prompt_ids = [1, 2]
+        streams = [model.astart(prompt_ids, request.replaced({"choice": choice})) for choice in range(2)]
+        answers = [await stream.result() for stream in streams]
+        for choice, answer in enumerate(answers):
+            alone = await model.agenerate(prompt_ids, max_tokens=9, temperature=0.5, seed=answer.seed, choice=choice)
+            assert answer.token_ids == alone.token_ids
+        assert {answer.seed for answer in answers} == {request.params.seed}
+        assert prompt_ids == [1, 2]
+
+    asked(ask)
+
+
 def test_a_round_that_reads_a_prompt_brings_nothing() -> None:
     async def ask(model: paceline.Model) -> None:
         stream = model.astream([1] * 10, max_tokens=2, temperature=0.0)

@@ -181,7 +181,7 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
-        return self._start(prompt, self._read_options(options))
+        return self._start(prompt, self.read_options(options))
 
     def choices(self, prompt: Prompt, count: int, **options: Unpack[GenerateOptions]) -> list[Generation]:
         """Return several answers to one prompt.
@@ -202,7 +202,7 @@ class Model:
             raise InputError(f"{count} choices: the least is 1")
         if options.get("choice") is not None:
             raise InputError(f"choice {options['choice']} of {count} choices: leave it out, or generate that one alone")
-        request = self._read_options(options)
+        request = self.read_options(options)
         with ExitStack() as written:
             streams: list[Stream] = []
             for choice in range(count):
@@ -227,7 +227,36 @@ class Model:
         """
         from paceline.async_streams import AsyncStream  # asyncio takes a while to import
 
-        return AsyncStream(*self._submit(lambda: self._prompt_ids(prompt), self._read_options(options)))
+        return AsyncStream(*self._submit(lambda: self._prompt_ids(prompt), self.read_options(options)))
+
+    def read_options(self, options: GenerateOptions) -> RequestOptions:
+        """Return what a call asks for, complete and checked; what it leaves open, the model's own defaults say.
+
+        For servers, which read the options of a request once and answer several prompts by them, with :meth:`astart`.
+
+        Raises:
+            InputError: an option cannot be used; its ``field`` is the option's name.
+        """
+        constraint = options.get("constraint")
+        if isinstance(constraint, Source):
+            constraint = self.compile(constraint, namespace=options.get("namespace") or "")
+        names = [drafter.name for drafter in self.drafters]
+        left_open = self.defaults.left_open(options)
+        request = read_options({**options, **left_open, "constraint": constraint}, verify=self.verify, drafters=names)
+        check_asked(request.speculation, self.policy, names)
+        return dataclasses.replace(request, model_defaults=left_open)
+
+    def astart(self, prompt_ids: Sequence[int], request: RequestOptions) -> AsyncStream:
+        """Start an answer to token ids of the model's vocabulary and return it for ``async for``, for servers.
+
+        As :meth:`astream`, of options that :meth:`read_options` returned.
+
+        Raises:
+            ClosedError: the model is closed.
+        """
+        from paceline.async_streams import AsyncStream
+
+        return AsyncStream(*self._submit(lambda: [*prompt_ids], request))
 
     def chat(
         self,
@@ -335,14 +364,13 @@ class Model:
         """
         import asyncio
 
-        from paceline.async_streams import AsyncStream
         from paceline.chat.async_replies import AsyncReplyStream
 
         params, request = chat or ChatParams(), self._read_chat_options(options)
         most = request.rules.max_tokens
         prompt = await asyncio.to_thread(self._reading_calls, messages, tools=tools, params=params, max_tokens=most)
         request = _with_needed(request, prompt.options)
-        return AsyncReplyStream(prompt, AsyncStream(*self._submit(lambda: [*prompt.token_ids], request)), params)
+        return AsyncReplyStream(prompt, self.astart(prompt.token_ids, request), params)
 
     async def achat_prompt(
         self,
@@ -469,22 +497,11 @@ class Model:
         if self._closed:
             raise ClosedError(CLOSED)
 
-    def _read_options(self, options: GenerateOptions) -> RequestOptions:
-        """Return what a call asks for: what it leaves open, the model's own defaults say."""
-        constraint = options.get("constraint")
-        if isinstance(constraint, Source):
-            constraint = self.compile(constraint, namespace=options.get("namespace") or "")
-        names = [drafter.name for drafter in self.drafters]
-        left_open = self.defaults.left_open(options)
-        request = read_options({**options, **left_open, "constraint": constraint}, verify=self.verify, drafters=names)
-        check_asked(request.speculation, self.policy, names)
-        return dataclasses.replace(request, model_defaults=left_open)
-
     def _read_chat_options(self, options: GenerateOptions) -> RequestOptions:
         """Read the options of a call in which an answer may fill the context, unless they say how long it may be."""
         if options.get("max_tokens") is None:
             options = {**options, "max_tokens": MAX_TOKENS}
-        return self._read_options(options)
+        return self.read_options(options)
 
     def _submit(
         self,

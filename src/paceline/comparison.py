@@ -525,7 +525,7 @@ def _stream(
     chosen["speculate"] = speculate
     # Rows that come from passes of other widths differ by rounding, so each answer begins with the same passes.
     chosen["cache_prompt"] = False
-    return model._start(prompt, model._read_options(chosen), wrap=wrap)
+    return model._start(prompt, model.read_options(chosen), wrap=wrap)
 
 
 def _speed(generation: Generation) -> float:

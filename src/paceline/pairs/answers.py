@@ -141,7 +141,7 @@ class Answers:
 
         options = task.options(self._temperature)
         options["speculate"] = False
-        generation = finish(session._start(task.prompt_ids, session._read_options(options), wrap=note), stopped)
+        generation = finish(session._start(task.prompt_ids, session.read_options(options), wrap=note), stopped)
         token_ids = tuple(generation.token_ids)
         places = tuple(noting[0].places[: len(token_ids)])
         kept = _StoredAnswer(task.max_tokens, token_ids, generation.finish_reason, places)

@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from paceline.async_streams import AsyncStream
@@ -275,7 +274,7 @@ class Answer:
             for prompt in prompts:
                 for choice in range(request.num_choices):
                     options = request.options.replaced({**prompt.options, **own, "choice": choice})
-                    stream = AsyncStream(*served.model._submit(partial(list, prompt.token_ids), options))
+                    stream = served.model.astart(prompt.token_ids, options)
                     self.choices.append(Choice(len(self.choices), prompt, stream, request))
         except BaseException:
             self.cancel()

@@ -200,7 +200,7 @@ def read_generation_request(
     tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
     with in_names_of(names):
-        request = model._read_options(options)
+        request = model.read_options(options)
     return GenerationRequest(
         api=api,
         options=request,

@@ -63,7 +63,7 @@ def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
 
 def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
     """Return what the server is and how it answers where a request says nothing."""
-    request = served.model._read_options(served.options)
+    request = served.model.read_options(served.options)
     params = replace(request.params, seed=served.seed or 0)
     rules = StopRules(max_tokens=served.options.get("max_tokens") or MAX_TOKENS)
     settings = short_generation_settings(params, rules, None, served)
