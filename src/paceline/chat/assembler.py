@@ -129,10 +129,8 @@ class AnswerAssembler:
     def message(self) -> dict[str, Any]:
         """What a finished answer is: the fields of an assistant's message, in the form of OpenAI's API."""
         content = "".join(self._said["content"])
-        if self._format == "deepseek-legacy" and self._parser is None:
-            # The reasoning within the content too, as it was written.
-            before = [part.segment.text for part in self._prefix if part.kind == "content"]
-            content = "".join((*before, *self._opened_marker, self.written))
+        if self._format == "deepseek-legacy":
+            content = self._with_reasoning(content)
         message: dict[str, Any] = {"content": content or (None if self._calls else "")}
         if reasoning := "".join(self._said["reasoning"]):
             message["reasoning_content"] = reasoning
@@ -196,6 +194,20 @@ class AnswerAssembler:
         prompt = self._prompt
         is_open = prompt is not None and prompt.begun and not prompt.continued
         return [prompt.markers.start] if prompt is not None and is_open and prompt.markers is not None else []
+
+    def _with_reasoning(self, content: str) -> str:
+        """Return content with the reasoning in it, both as they were written; calls behind the reasoning stay out."""
+        before = [part.segment.text for part in self._prefix if part.kind == "content"]
+        written = "".join((*before, *self._opened_marker, self.written))
+        prompt = self._prompt
+        if not self._calls:
+            return written
+        if prompt is None or prompt.markers is None or prompt.markers.end not in written or not self._said["reasoning"]:
+            return content
+        reasoning, end, answer = written.partition(prompt.markers.end)
+        whole = AnswerAssembler(replace(prompt, markers=None), "none", keeps=True)
+        whole.finish([TextSegment(answer, SOURCE_TARGET)])
+        return f"{reasoning}{end}{whole.message['content'] or ''}"
 
     def _read_calls(self, parts: Sequence[AnswerEvent], parser: ToolCallParser, *, is_last: bool) -> list[AnswerEvent]:
         """Return parts with the calls in their content read out."""
