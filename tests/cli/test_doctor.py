@@ -71,7 +71,11 @@ def test_the_report_says_whether_it_pays(examined: Examined) -> None:
     assert "tokens: fits as it is" in examined.out
     assert ("pays: " if pays else "does not pay: " if pays is False else "too close to call: ") in examined.out
     assert "--spec-type draft-simple --spec-draft-n-max" in examined.out
-    for kind in ("code", "prose", "json", "logs", "all"):
+    # On a busy machine its time may not reach every kind of text.
+    kinds = candidate["agreement"]["coupled"]
+    assert kinds.keys() <= {"code", "prose", "json", "logs", "all"}
+    assert {"code", "all"} <= kinds.keys()
+    for kind in kinds:
         assert re.search(rf"^{kind} ", examined.out, re.MULTILINE), kind
 
 
