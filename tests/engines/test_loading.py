@@ -42,6 +42,15 @@ def test_a_vocabulary_alone_is_that_of_the_engine(engine: EngineName, folder: Pa
         opened.close()
 
 
+def test_a_third_engine_is_taken_for_none_of_the_others() -> None:
+    options = ModelOptions(embedded_draft(), engine="llama_cpp")
+    object.__setattr__(options, "engine", "third")  # as if it were in the table of engines
+    with pytest.raises(InputError, match="unknown engine third"):
+        open_engine(options)
+    with pytest.raises(InputError, match="unknown engine third"), open_vocabulary(options):
+        pass
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the paths whose vocabularies were loaded."""

@@ -43,7 +43,7 @@ def open_engine(options: ModelOptions) -> Engine:
         from paceline.engines.torch_hf import TorchHFEngine
 
         return TorchHFEngine(options)
-    raise InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
+    raise _unknown_engine(name)
 
 
 def memory_limit(options: ModelOptions) -> int | None:
@@ -91,15 +91,18 @@ def check_prompt(options: ModelOptions, prompt: str) -> None:
 def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
     """Load a model's vocabulary without its weights, for as long as the block runs."""
     path = Path(options.path)
-    if (options.engine or engine_for(path)) == "torch_hf":
+    name = options.engine or engine_for(path)
+    if name == "llama_cpp":
+        from paceline.engines.llama_cpp.loading import open_vocabulary
+
+        with open_vocabulary(path) as vocabulary:
+            yield vocabulary
+    elif name == "torch_hf":
         from paceline.engines.torch_hf import load_vocabulary
 
         yield load_vocabulary(path, verbose=options.verbose)
-        return
-    from paceline.engines.llama_cpp.loading import open_vocabulary
-
-    with open_vocabulary(path) as vocabulary:
-        yield vocabulary
+    else:
+        raise _unknown_engine(name)
 
 
 def reader_of(options: ModelOptions, *, is_streamed: bool) -> Callable[[int], Engine]:
@@ -115,6 +118,10 @@ def reader_of(options: ModelOptions, *, is_streamed: bool) -> Callable[[int], En
         return open_engine(own)
 
     return open_reader
+
+
+def _unknown_engine(name: str) -> InputError:
+    return InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
 
 
 def _open_llama_cpp(options: ModelOptions) -> Engine:

@@ -54,10 +54,6 @@ _CELLS: Final = 64
 _ROWS: Final = 16
 _SNAPSHOTS: Final = 2
 
-_LOAD_READ: Final = 0
-"""llama.cpp's ``LLAMA_LOAD_MODE_NONE``, which allocates for weights, unless it is told not to."""
-_LOAD_MAPPED: Final = 1
-"""llama.cpp's ``LLAMA_LOAD_MODE_MMAP``, which reads all of a file."""
 _LOG_END: Final = 4096
 """Bytes of the log's end in which its last line is looked for."""
 _LONGEST_LINE: Final = 200
@@ -156,8 +152,9 @@ def _make_job(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: 
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = 0
     parameters.use_extra_bufts = False
-    # Else no weight is read: that may take minutes, and push out of memory what lies there.
-    parameters.load_mode = _LOAD_MAPPED if decodes else _LOAD_READ
+    # Mapping reads all of a file. Where nothing is decoded no weight is read: that may take minutes, and push out of
+    # memory what lies there.
+    parameters.load_mode = api.LLAMA_LOAD_MODE_MMAP if decodes else api.LLAMA_LOAD_MODE_NONE
     parameters.no_alloc = not decodes
     parameters.vocab_only = not has_weights
     context = api.llama_context_default_params()

@@ -87,11 +87,6 @@ the scratch memory of attention grows with rows times cells. [Time of a prompt o
 busy EPYC: a 1b in Q4_0 0.97 and in Q2_K 1.04, SmolLM2-135M in Q2_K 1.05.]
 """
 
-_LOAD_READ: Final = 0
-"""llama.cpp's ``LLAMA_LOAD_MODE_NONE``: weights are read into memory."""
-_LOAD_MAPPED: Final = 1
-"""llama.cpp's ``LLAMA_LOAD_MODE_MMAP``: weights are mapped from the file."""
-
 # Largest logit difference between two ways to the same row, measured over random trees, forks and rejections. Quantised
 # weights multiply quantised activations, so a difference in the last bit that flips one rounding grows to some 0.05; an
 # F16 cache rounds keys and values likewise. With neither there is nothing to flip.
@@ -354,9 +349,9 @@ def _load_model(options: ModelOptions, *, is_streamed: bool) -> tuple[Any, list[
     parameters.n_gpu_layers = options.gpu_layers
     parameters.use_extra_bufts = options.repack and not is_streamed
     if is_streamed:
-        parameters.load_mode = _LOAD_MAPPED
+        parameters.load_mode = api.LLAMA_LOAD_MODE_MMAP
     elif options.own_weights or _may_be_read(options):
-        parameters.load_mode = _LOAD_READ
+        parameters.load_mode = api.LLAMA_LOAD_MODE_NONE  # weights are read into memory
     keep_alive: list[Any] = []
     if options.devices:
         devices = native.device_array(options.devices)
