@@ -1,6 +1,6 @@
-"""The one table of options, as the environment and the command line set it.
+"""The options, as the environment and the command line set them.
 
-The table is the fields of the dataclasses themselves (:mod:`paceline.core.fields`)::
+These are fields made by ``setting()`` (:mod:`paceline.core.fields`), of the dataclasses::
 
     SamplingParams, StopRules, SpeculationParams, CacheParams, LogprobParams     of a request
     ModelOptions, DraftOptions, HubOptions                                       of the models

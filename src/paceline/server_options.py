@@ -1,4 +1,4 @@
-"""What is asked of a server: the part of the table of options that ``paceline serve`` has."""
+"""What is asked of a server: the options (fields made by ``setting()``) of ``paceline serve``."""
 
 from __future__ import annotations
 

@@ -8,6 +8,10 @@
 
 Streams in threads and event loops, whole replies and the server's choices are heads on it: they wait for emissions, and
 say in their own form what comes of them.
+
+There are two ways in. ``take`` is for emissions: tokens with their text, of which it makes a ``TokenEvent`` each, with
+counts, ids and log-probabilities. ``push`` is for segments of text alone, and gives the parts that became final;
+``take`` calls it for the text of each token.
 """
 
 from __future__ import annotations

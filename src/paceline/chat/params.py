@@ -1,4 +1,4 @@
-"""What is asked of a chat template and of an answer's reasoning: the part of the table of options that chats have."""
+"""What is asked of a chat template and of reasoning: the options (fields made by ``setting()``) of chats."""
 
 from __future__ import annotations
 

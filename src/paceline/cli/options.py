@@ -1,6 +1,6 @@
-"""The command line's part of the table of options: parameters of commands are made from it, and values come back typed.
+"""Parameters of commands are made from the options (fields made by ``setting()``), and values come back typed.
 
-A command takes the dataclasses of the table as parameters, where its help shall list their options::
+A command takes the dataclasses that have such fields as parameters, where its help shall list their options::
 
     @with_options
     def command(context: typer.Context, *, models: ModelChoice, params: SamplingParams, mine: Annotated[...] = None)

@@ -8,6 +8,7 @@
     │   ├── VocabularyMismatchError  target and draft do not share their token ids
     │   ├── ContextLengthError       more tokens than the context holds
     │   ├── SamplingError            a sampling value outside its range, or a combination that would not be lossless
+    │   ├── ConstraintError          a grammar or schema that cannot be used, or that an answer cannot keep to
     │   └── CapabilityError          the engine or the installation cannot do what was asked
     ├── EngineError                  the engine failed although the input was fine
     │   └── NoRoomError              the cache has no free cells for this pass; nothing was changed

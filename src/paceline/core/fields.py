@@ -1,8 +1,9 @@
-"""The one table of options: what every way of setting a field has to know, told once, beside the field itself.
+"""The options: what every way of setting a field has to know, told once, beside the field itself.
 
-A dataclass whose fields are made by :func:`setting` is its own part of the table. :func:`take_values` checks its
-values, and :func:`fields_of` lists its fields to whatever offers them: the command line, the environment, a request in
-JSON. Nothing here knows how any of these work.
+An option is a dataclass field made by :func:`setting`. All such fields together are "the table"; it is written down
+nowhere else, and each dataclass with such fields is a part of it. :func:`take_values` checks its values, and
+:func:`fields_of` lists its fields to whatever offers them: the command line, the environment, a request in JSON.
+Nothing here knows how any of these work.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Option:
 
     Attributes:
         kind: what the field holds.
-        called: the field's name in messages; its own by default. In backticks it is said as everyone who shows the
-            message calls it.
+        called: the field's name in messages; its own by default. A name in backticks is replaced by the flag or JSON
+            field when shown.
         counted: words of a message that hold the value as ``{}``, such as ``{} tokens to predict``; by default it is
             ``called`` and the value.
         error: raised for a value that cannot be used.

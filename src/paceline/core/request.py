@@ -120,7 +120,7 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        """Whether the prompt is in the cache, so that the next pass emits tokens."""
+        """Whether the next pass has a tree of this request. The last chunk of a prompt emits a token without one."""
         return self.cached == len(self.token_ids) - 1 and self.num_output > 0
 
 

@@ -48,8 +48,11 @@ class Walk:
 
     Attributes:
         path: accepted nodes, from below the root downwards.
-        token_ids: ``[len(path) + 1]`` emitted tokens: the accepted ones, then the recovered or bonus token.
-        reached_leaf: whether the last token is a bonus token: nothing was drafted where it stands.
+        token_ids: ``[len(path) + 1]`` emitted tokens: those of the path, then the recovered or bonus token. In two rare
+            cases the last one is a drafted token that was accepted instead: it is ``unread_node``, or nothing can be
+            drawn from its row.
+        reached_leaf: whether no draft was turned down where the walk ended: the last token is a bonus token, or
+            ``unread_node``.
         unread_node: drafted node that is the last token: it was accepted, but its row was left out of the pass. What is
             drafted below it is still to be judged. ``None`` almost always.
     """

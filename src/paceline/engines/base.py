@@ -58,10 +58,12 @@ class EngineCapabilities:
         cells: most tokens that all sequences together may hold, committed and pending, tokens that forks share counted
             once; ``None`` for no limit but what each may hold.
         trees: whether a pending node may have several children; without, a pending tree is a chain.
-        max_rollback: most rows of a step that can be dropped again: before the engine's next pass, once, and never all
-            of the step; of a step of more than ``max_rollback + 1`` rows only if it had its pass to itself; none once
-            the sequence was forked. ``None`` means that any pending nodes and committed tokens can be dropped, however
-            many passes ago they were fed.
+        max_rollback: most rows of a step that can be dropped again; ``None`` means that any pending nodes and committed
+            tokens can be dropped, however many passes ago they were fed. With a number rows can be dropped
+
+            - before the engine's next pass, once, and never all of the step;
+            - of a step of more than ``max_rollback + 1`` rows only if it had its pass to itself;
+            - not at all once the sequence was forked.
         hidden_states: whether outputs carry the last hidden state too.
         logit_tolerance: difference that is put down to rounding, for these weights, without measuring it: between
             logits of the same row in passes of different width and at other places in the cache. What is more has to

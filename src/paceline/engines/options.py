@@ -1,4 +1,4 @@
-"""What can be set about a model, whichever engine runs it: the part of the table of options that models have."""
+"""What can be set about a model, whichever engine runs it: the options (fields made by ``setting()``) of models."""
 
 from __future__ import annotations
 

@@ -54,10 +54,10 @@ class BatchBuilder:
         # The oldest and the shortest take turns at being first: a short one need not wait for the whole of a long one,
         # a long one is read however many short ones come, and of several alike the first is soon done.
         if self._turn % 2:
-            prefilling = sorted(prefilling, key=_num_left)
+            prefilling = sorted(prefilling, key=_num_unread)
         self._turn += 1
         room, output_room = self._budget.prompt_rows(
-            [part.request for part in parts], sum(rows), _num_left(prefilling[0]), len(prefilling)
+            [part.request for part in parts], sum(rows), _num_unread(prefilling[0]), len(prefilling)
         )
         for request in prefilling:
             if room == 0:
@@ -79,7 +79,7 @@ def _tree(request: Request, tree: DraftTree, num_rows: int) -> BatchPart:
     return BatchPart(request, step, tree, num_rows, True, True)
 
 
-def _num_left(request: Request) -> int:
+def _num_unread(request: Request) -> int:
     """Return how many tokens of a request are not in the cache."""
     return len(request.token_ids) - request.cached
 

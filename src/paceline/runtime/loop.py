@@ -1,14 +1,15 @@
 """The one loop: every round drafts, verifies in one pass of the target, and commits, for all active requests at once.
 
-A single request is the case of one; a server is the same loop with more. Follow :meth:`DecodingLoop.step`, whose lines
+A single request is the case of one; a server is the same loop with more. Follow ``DecodingLoop._round``, whose lines
 are the files of this package::
 
-    scheduler      who waits, who runs; rounds are whole or not at all
-    drafting       policy and drafters -> one tree for each request that decodes
-    batch_builder  trees and chunks of prompts -> the rows of one pass
-    postprocess    the target's rows -> tokens (core/verify), text and stop strings (core/text), commits
-    round_stats    statistics, and the record that the policy and other observers hear
-    pass_budget    what fits, asked by the first three
+    scheduler       who waits, who runs; rounds are whole or not at all
+    drafting        policy and drafters -> one tree for each request that decodes
+    batch_builder   trees and chunks of prompts -> the rows of one pass
+    postprocess     the target's rows -> tokens (core/verify), text and stop strings (core/text), commits
+    round_stats     statistics, and the record that the policy and other observers hear
+    pass_budget     what fits, asked by the first three
+    prefill_budget  how many rows of prompts are worth their time, asked by pass_budget
 
 The loop owns each request's tokens and is the only one that asks the target to commit. Between rounds::
 

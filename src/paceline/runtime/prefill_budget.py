@@ -38,7 +38,7 @@ _PROFILED: Final = 256
 """Rows of a pass up to which it is asked what was measured."""
 
 _FAR: Final = 1.5
-"""Times the widest pass that was measured from which a wider one tells what further rows take."""
+"""A pass at least so many times as wide as the widest measured one is used to learn the cost of a further row."""
 
 _CONTEXT_STEP: Final = 256
 """Tokens of context after which chunks are cut anew."""

@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def decoding(self) -> list[Request]:
-        """Requests that emit in the next pass of the round."""
+        """Requests of the round whose prompt is read: the next pass has a tree of each."""
         return [request for request in self.in_round if request.decoding]
 
     @property

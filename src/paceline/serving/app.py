@@ -7,7 +7,8 @@
 
 A new route is a line in :meth:`Handlers.routes`, a method that answers it, and the class of its body in ``schema.py``.
 A new API for answers has its fields read in ``generation_request.py`` too, and a formatter in ``response_formats/``,
-which ``server.py`` chooses by the API's name.
+which ``server.py`` chooses by the API's name; docs/architecture.md lists all that it takes ("Another format of
+answers").
 """
 
 from __future__ import annotations

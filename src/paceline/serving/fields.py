@@ -1,8 +1,8 @@
-"""The fields of a request: which are read, which may only be neutral, which change nothing, and which are to come.
+"""The fields of a request: which are read, which may only be neutral, which change nothing, and which nobody knows.
 
 Four kinds, told apart so that no field is parsed and then ignored without a word:
 
-* fields of the table of options, and those of this server's own, are read;
+* the options (fields made by ``setting()``), and fields of this server's own, are read;
 * a field that would change the answer in a way that is not built is refused, unless it has the value that changes
   nothing (:data:`NEUTRAL`);
 * a field that changes nothing of the answer is taken (:data:`HARMLESS`);

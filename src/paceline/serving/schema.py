@@ -1,7 +1,7 @@
 """What requests look like: pydantic models, by which bodies are read and checked, and the OpenAPI document.
 
-Fields of the table of options are not written out: their names, kinds and ranges are those of the table. Ranges are
-checked where the options are made, whose messages say the way out.
+The options (fields made by ``setting()``) are not written out: names, kinds and ranges are theirs. Ranges are checked
+where the options are made, whose messages say the way out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What answers requests once they are read: the model, the places of answers, what is counted, and how it ends.
+"""``Server``, which answers requests once they are read; the sockets are in ``deployment.py``.
+
+It has the model, the places of answers and the counts, and ends what is left of an answer.
 
 The engine knows no places, which llama-server's ``/slots`` shows. A choice gets the lowest free one when it starts, and
 leaves what it did there to be seen: the figures alone, as the answer itself may be long.

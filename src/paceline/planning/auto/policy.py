@@ -57,8 +57,10 @@ RISKED_SHARE: Final = 0.7
 """Of what may be lost, in one round."""
 
 COUNTERFACTUAL_ROUNDS: Final = 2.0
-"""Plain rounds that drafts held back have to win before a request may lose more than was allowed: as many again as at
-the start for the first time, and each time half as much for twice as many."""
+"""Plain rounds that drafts held back have to win before a request may lose more than was allowed.
+
+First grant: :data:`START_ROUNDS`. Each next grant is half as large and needs twice the shown gain.
+"""
 
 FIRST_PLAIN_ROUNDS: Final = 1
 """Plain rounds at the start."""
