@@ -327,6 +327,11 @@ class TestWhatOptionsAreCalled:
             ("`drafters=[1, None]`", "--drafters 1,None"),
             ("`temperature={[]: 1}`", "--temp {[]: 1}"),
             ("`temperature=((`", "--temp (("),
+            ("'a`temperature`b', `top_k`", "'a`temperature`b', --top-k"),
+            ('"it\'s `stop`", `stop`', '"it\'s `stop`", --stop'),
+            (r"'\'`stop`\'', `stop`", r"'\'`stop`\'', --stop"),
+            ("the model's `top_k` and the drafts' `threads`", "the model's --top-k and the drafts' -t"),
+            ("an open ' and `stop`", "an open ' and --stop"),
         ],
     )
     def test_on_the_command_line(self, named: str, flag: str) -> None:

@@ -25,7 +25,8 @@ Kind: TypeAlias = Literal["whole", "real", "truth", "choice", "texts", "other"]
 """What a field holds: a number, a truth value, one of the words it lists, several texts, or what its class checks."""
 
 _METADATA: Final = "option"
-_NAMED: Final = re.compile(r"(?<!['\"])`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{1,80}))?`(?!['\"])")
+_QUOTED: Final = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_NAMED: Final = re.compile(rf"{_QUOTED}|`([A-Za-z_]+(?:\.[a-z_]+)?)(?:=([^`]{{1,80}}))?`")
 _TRUTHS: Final[Mapping[str, object]] = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -208,6 +209,8 @@ def rename_options(message: str, rename: Callable[[str, str], str | None]) -> st
     """
 
     def renamed(named: re.Match[str]) -> str:
+        if named[1] is None:
+            return named[0]
         return rename(named[1], named[2] or "") or named[0].strip("`")
 
     return _NAMED.sub(renamed, message)
