@@ -7,8 +7,9 @@ looks there is no more work than the size limits allow.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
@@ -56,6 +57,7 @@ class _Meter:
     def __init__(self, cpu_s: float) -> None:
         self._cpu_s = cpu_s
         self._ends_s = time.thread_time() + cpu_s
+        self._collection_began_s = 0.0
         self._left = _CPU_EVERY
         self._bytes_left = MAX_BYTES
         self.has_grown = False
@@ -73,6 +75,15 @@ class _Meter:
         if time.thread_time() > self._ends_s:
             raise LimitError(f"takes more than {self._cpu_s:.1f} seconds of processor time")
 
+    def leave_out_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        """Not count a full collection of garbage within the rendering: it takes as long as the process has objects."""
+        if info["generation"] < 2 or _METER.get() is not self:
+            return
+        if phase == "start":
+            self._collection_began_s = time.thread_time()
+        else:
+            self._ends_s += time.thread_time() - self._collection_began_s
+
 
 _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 
@@ -80,10 +91,13 @@ _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 @contextmanager
 def limit_rendering(num_messages: int = 0) -> Iterator[None]:
     """Bound what the block takes of this thread's time, to render so many messages."""
-    token = _METER.set(_Meter(MAX_CPU_S + num_messages * CPU_S_PER_MESSAGE))
+    meter = _Meter(MAX_CPU_S + num_messages * CPU_S_PER_MESSAGE)
+    token, leave_out = _METER.set(meter), meter.leave_out_collection
+    gc.callbacks.append(leave_out)
     try:
         yield
     finally:
+        gc.callbacks.remove(leave_out)
         _METER.reset(token)
 
 
