@@ -7,7 +7,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +15,9 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import native
 from paceline.engines.threads import usable_cores
 from paceline.models.gguf_header import read_gguf_header
+
+# Behind the engine's package, which says what to do where the library does not load.
+import llama_cpp.llama_cpp as api  # isort: skip
 
 if TYPE_CHECKING:
     from pathlib import Path
