@@ -41,7 +41,9 @@ def test_a_silent_stream_says_that_it_is_there() -> None:
 
         over: list[bool] = []
         async with asyncio.timeout(WAIT_S):
-            await EventStream(content(), over=lambda: over.append(True), ping_s=0.001)(SCOPE, nobody_leaves, send)
+            await EventStream(content(), over=lambda: over.append(True), ping_s=0.001, ping=b": \n\n")(
+                SCOPE, nobody_leaves, send
+            )
         assert over == [True]
 
     asyncio.run(test())
@@ -66,7 +68,7 @@ def test_a_comment_that_waits_to_be_read_does_not_come_after_the_end() -> None:
             written.append(message.get("body", b""))
 
         async with asyncio.timeout(WAIT_S):
-            await EventStream(content(), over=lambda: None, ping_s=0.001)(SCOPE, nobody_leaves, send)
+            await EventStream(content(), over=lambda: None, ping_s=0.001, ping=b": \n\n")(SCOPE, nobody_leaves, send)
 
     asyncio.run(test())
     assert written == [b"", b"last", b""]
@@ -88,7 +90,9 @@ def test_an_error_of_whoever_sends_ends_a_stream() -> None:
                 raise OSError("the client is gone")
 
         with pytest.raises(OSError, match="gone"):
-            await EventStream(content(), over=lambda: closed.append(False), ping_s=0)(SCOPE, nobody_leaves, send)
+            await EventStream(content(), over=lambda: closed.append(False), ping_s=0, ping=b": \n\n")(
+                SCOPE, nobody_leaves, send
+            )
 
     asyncio.run(test())
     assert closed == [True, False]

@@ -410,7 +410,7 @@ def test_a_stream_that_never_began_is_over_all_the_same() -> None:
         async def receive() -> Any:
             return {"type": "http.disconnect"}
 
-        stream = EventStream(content(), over=lambda: over.append(True), ping_s=0)
+        stream = EventStream(content(), over=lambda: over.append(True), ping_s=0, ping=b": \n\n")
         await stream({"type": "http", "method": "POST"}, receive, send)
 
     in_loop(test)

@@ -102,7 +102,7 @@ class Choice:
         number: among all answers of the request.
         prompt: what is answered.
         stream: the answer, as the engine writes it.
-        assembler: makes events; of a stream it keeps nothing that was sent.
+        assembler: makes events; of most streams it keeps nothing that was sent.
         slot: number of the place that it has while it runs; -1 before.
         has_new_line: whether a line ended.
         timed_out: whether it was ended because it took too long.
@@ -111,7 +111,15 @@ class Choice:
         is_counted: whether the server's metrics know that it is over.
     """
 
-    def __init__(self, number: int, prompt: PreparedPrompt, stream: AsyncStream, generation: GenerationRequest) -> None:
+    def __init__(
+        self,
+        number: int,
+        prompt: PreparedPrompt,
+        stream: AsyncStream,
+        generation: GenerationRequest,
+        *,
+        keeps: bool,
+    ) -> None:
         self.number = number
         self.prompt = prompt
         self.stream = stream
@@ -119,7 +127,7 @@ class Choice:
             prompt.chat,
             prompt.reasoning_format,
             prefix=_find_prefix(prompt, generation),
-            keeps=not (generation.stream or generation.reads_only),
+            keeps=keeps and not generation.reads_only,
             with_sources=generation.return_rounds,
         )
         self.slot = -1
@@ -243,6 +251,8 @@ class Answer:
         namespace: whose the texts are: nothing that was read is shared with others.
         client: takes turns with others, who are told nothing of it.
         most_s: seconds after which answers end where they are; 0 for no limit.
+        id_prefix: how its id begins.
+        keeps: whether what was said is kept to be told at the end.
 
     Attributes:
         id: of the answer, for the client.
@@ -260,8 +270,10 @@ class Answer:
         namespace: str,
         client: str,
         most_s: float,
+        id_prefix: str,
+        keeps: bool,
     ) -> None:
-        self.id = f"chatcmpl-{secrets.token_urlsafe(24)}"
+        self.id = f"{id_prefix}{secrets.token_urlsafe(24)}"
         self.created = int(time.time())
         self.client = client
         self.served = served
@@ -275,7 +287,7 @@ class Answer:
                 for choice in range(request.num_choices):
                     options = request.options.replaced({**prompt.options, **own, "choice": choice})
                     stream = served.model.astart(prompt.token_ids, options)
-                    self.choices.append(Choice(len(self.choices), prompt, stream, request))
+                    self.choices.append(Choice(len(self.choices), prompt, stream, request, keeps=keeps))
         except BaseException:
             self.cancel()
             raise

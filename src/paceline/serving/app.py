@@ -269,17 +269,10 @@ class Handlers:
         return await self._complete(request, body, "completions")
 
     async def chat(self, request: Request, body: _Chat) -> Response:
-        generation, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body))
-        if generation.stream and prompt.reasoning_format == "deepseek-legacy":
-            raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
-        warnings = (*generation.warnings, *prompt.warnings)
-        if generation.echo and not (prompt.chat and prompt.chat.continued):
-            warnings = (*generation.warnings, "echo changed nothing: no message is continued", *prompt.warnings)
-        generation = replace(generation, reasoning_format=prompt.reasoning_format, warnings=warnings)
-        return await self._server.answer(request, generation, [prompt])
+        return await self._converse(request, body, "chat")
 
     async def input_tokens(self, request: Request, body: _Chat) -> dict[str, Any]:
-        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, counts=True))
+        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, "chat", counts=True))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     async def control(self, request: Request, body: _Control) -> dict[str, Any]:
@@ -386,6 +379,16 @@ class Handlers:
         generation, prompts = await cancel_on_disconnect(request, self._prepare_completions(request, body, api))
         return await self._server.answer(request, generation, prompts)
 
+    async def _converse(self, request: Request, body: ChatBody, api: Api) -> Response:
+        generation, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, api))
+        if generation.stream and prompt.reasoning_format == "deepseek-legacy":
+            raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
+        warnings = (*generation.warnings, *prompt.warnings)
+        if generation.echo and not (prompt.chat and prompt.chat.continued):
+            warnings = (*generation.warnings, "echo changed nothing: no message is continued", *prompt.warnings)
+        generation = replace(generation, reasoning_format=prompt.reasoning_format, warnings=warnings)
+        return await self._server.answer(request, generation, [prompt])
+
     async def _read(self, request: Request, body: CompletionBody | ChatBody, api: Api) -> GenerationRequest:
         """Return what a request asks for, with everything compiled and checked by the model."""
         server, share, kind = self._server, self._share(request), await _reading_kind(request)
@@ -415,9 +418,9 @@ class Handlers:
         )
 
     async def _prepare_chat(
-        self, request: Request, body: ChatBody, *, counts: bool = False
+        self, request: Request, body: ChatBody, api: Api, *, counts: bool = False
     ) -> tuple[GenerationRequest, PreparedPrompt]:
-        generation = await self._read(request, body, "chat")
+        generation = await self._read(request, body, api)
         # The template tells of the tools even where none may be called, as a history of calls is read with them.
         told = body.tools if generation.tools is None else generation.tools.tools
         return generation, await prepare_chat(

@@ -36,28 +36,28 @@ class PieceByPiece(StreamingResponse):
 _HEADERS: Final = {"Cache-Control": "no-store", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
 """The last has nginx hand on events as they come."""
 
-_PING: Final = b": \n\n"
-"""A comment, which readers of events pass over."""
-
 
 class EventStream(StreamingResponse):
     """A stream of events: ``content`` has so many at a time as are to be one write.
 
     ``over`` is called once at the end, whichever it is: also where the client left before the first event was asked
-    for, and a ``finally`` in ``content`` would never be reached. A comment is sent where nothing else was for
+    for, and a ``finally`` in ``content`` would never be reached. ``ping`` is sent where nothing else was for
     ``ping_s`` seconds, if that is above 0.
     """
 
-    def __init__(self, content: AsyncGenerator[bytes, None], *, over: Callable[[], object], ping_s: float) -> None:
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], *, over: Callable[[], object], ping_s: float, ping: bytes
+    ) -> None:
         super().__init__(content, headers=_HEADERS, media_type="text/event-stream")
         self._content = content
         self._over = over
         self._ping_s = ping_s
+        self._ping = ping
         self._sent_s = 0.0
         self._is_sending = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pinging = asyncio.create_task(self._ping(send))
+        pinging = asyncio.create_task(self._send_pings(send))
         sending = asyncio.create_task(self._send_all(send, pinging))
         leaving = asyncio.create_task(wait_for_disconnect(receive))
         tasks = (sending, pinging, leaving)
@@ -83,7 +83,7 @@ class EventStream(StreamingResponse):
         pinging.cancel()
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _ping(self, send: Send) -> None:
+    async def _send_pings(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._sent_s = loop.time()
         while self._ping_s > 0:
@@ -94,7 +94,7 @@ class EventStream(StreamingResponse):
                 # What waits to be read will do.
                 self._sent_s = loop.time()
             else:
-                await self._send(send, {"type": "http.response.body", "body": _PING, "more_body": True})
+                await self._send(send, {"type": "http.response.body", "body": self._ping, "more_body": True})
 
     async def _send(self, send: Send, message: Message) -> None:
         self._is_sending = True

@@ -29,6 +29,9 @@ from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Specula
 Api: TypeAlias = Literal["native", "completions", "chat"]
 """Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
 
+_CHATS: Final[frozenset[Api]] = frozenset({"chat"})
+"""Those whose answer is a message of a conversation."""
+
 DEFAULT_TOP_LOGPROBS: Final = 20
 """Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
 does."""
@@ -197,7 +200,7 @@ def read_generation_request(
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
     extra |= {**unread_settings(given), **unknown_within(given)}
     unknown = check_known(extra, strict=settings.strict_fields)
-    tools, named = read_tools(given) if api == "chat" else None, read_constraint(given)
+    tools, named = read_tools(given) if api in _CHATS else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
     with in_names_of(names):
         request = model.read_options(options)
@@ -368,7 +371,7 @@ def _read_num_choices(given: Mapping[str, Any], most: int) -> int:
 def _read_num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
     """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
     logprobs = given.get("logprobs")
-    if api == "chat":
+    if api in _CHATS:
         if given.get("top_logprobs") and not logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
         if logprobs:

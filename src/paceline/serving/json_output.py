@@ -35,14 +35,17 @@ PLACE: Final = secrets.token_hex(8)
 """Text that stands for something else in JSON. No answer has it."""
 
 
-def as_events(chunks: Sequence[dict[str, Any]], *, in_pieces: bool = False) -> bytes:
+def as_events(chunks: Sequence[dict[str, Any]], *, named: bool = False, in_pieces: bool = False) -> bytes:
     """Return chunks of a stream as server-sent events, to be sent at once.
 
-    With ``in_pieces`` other threads run while they are written.
+    An event that is ``named`` says the ``type`` of its chunk too. With ``in_pieces`` other threads run meanwhile.
     """
-    if in_pieces:
-        return b"".join(b"".join((b"data: ", *json_pieces(chunk), b"\n\n")) for chunk in chunks)
-    return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
+    found: list[bytes] = []
+    for chunk in chunks:
+        found.append(b"event: %b\ndata: " % chunk["type"].encode() if named else b"data: ")
+        found += json_pieces(chunk) if in_pieces else (to_json(chunk),)
+        found.append(b"\n\n")
+    return b"".join(found)
 
 
 def to_json(value: Any, default: Callable[[Any], Any] = Listed.whole) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,10 +20,10 @@ from paceline.chat.assembler import TokenEvent
 from paceline.core.errors import QueueFullError
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round
-from paceline.serving.errors import FieldError, RefusedError, in_names_of, status_and_body
+from paceline.serving.errors import FieldError, RefusedError, in_names_of
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
 from paceline.serving.generation_request import Api, GenerationRequest
-from paceline.serving.json_output import as_events, json_pieces, to_json
+from paceline.serving.json_output import json_pieces, to_json
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
 from paceline.serving.props import short_generation_settings
@@ -43,7 +43,7 @@ _PIECE_BYTES: Final = 1 << 16
 _ROOM: Final = 4
 """Requests of the most log-probabilities that there is room for at a time."""
 
-_FORMATTERS: Final[dict[Api, Callable[[Answer], ResponseFormatter]]] = {
+_FORMATTERS: Final[dict[Api, type[ResponseFormatter]]] = {
     "native": NativeFormatter,
     "completions": CompletionFormatter,
     "chat": ChatFormatter,
@@ -120,19 +120,27 @@ class Server:
         if listed:
             await cancel_on_disconnect(request, self._take_room(client, listed))
         namespace = get_namespace(request.scope, generation.cache_salt or None)
+        make_formatter = _FORMATTERS[generation.api]
         try:
             # The server may have begun to end meanwhile.
             board = self.board
             with in_names_of(generation.names):
                 answer = Answer(
-                    served, generation, prompts, namespace=namespace, client=client, most_s=self.options.request_s
+                    served,
+                    generation,
+                    prompts,
+                    namespace=namespace,
+                    client=client,
+                    most_s=self.options.request_s,
+                    id_prefix=make_formatter.id_prefix,
+                    keeps=make_formatter.repeats_answer or not generation.stream,
                 )
         except BaseException:
             self._room.give_back(client, listed)
             raise
         self._listed[answer.id] = client, listed
         board.add(answer)
-        formatter, share = _FORMATTERS[generation.api](answer), self.work.share_for(request.scope)
+        formatter, share = make_formatter(answer), self.work.share_for(request.scope)
         try:
             with in_names_of(generation.names):
                 await cancel_on_disconnect(request, answer.admitted())
@@ -145,6 +153,7 @@ class Server:
             self._stream(answer, formatter, share),
             over=lambda: self._over(answer),
             ping_s=generation.ping_s,
+            ping=formatter.ping,
         )
 
     async def _whole(self, request: Request, answer: Answer, formatter: ResponseFormatter, share: Share) -> Response:
@@ -207,6 +216,8 @@ class Server:
 
     async def _stream(self, answer: Answer, formatter: ResponseFormatter, share: Share) -> AsyncGenerator[bytes, None]:
         try:
+            if opening := formatter.opening():
+                yield formatter.as_events(opening)
             async for choice, events in answer.rounds():
                 self._note(answer, choice, events)
                 _check_whole(answer)
@@ -224,7 +235,7 @@ class Server:
             if formatter.ends_with_done:
                 yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield as_events([status_and_body(error)[1]])
+            yield formatter.as_events(formatter.failed(error))
 
     def _note(self, answer: Answer, choice: Choice, events: Sequence[Event]) -> None:
         """Count what came to a choice, and give it a place if it has just started."""

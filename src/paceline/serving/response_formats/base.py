@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from json.encoder import encode_basestring
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from paceline.chat.assembler import TokenEvent
 from paceline.chat.reasoning import AnswerPart, PartKind
@@ -16,6 +16,7 @@ from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.core.vocabulary import Vocabulary
 from paceline.serving.answering import Answer, Choice, Event, Progress, Round
+from paceline.serving.errors import status_and_body
 from paceline.serving.json_output import PLACE, Listed, as_events
 from paceline.serving.prompts import token_piece
 from paceline.serving.response_formats.timings import metrics_of, speculation_of, timings_of
@@ -28,10 +29,18 @@ class ResponseFormatter(ABC):
     """Writes one answer in the terms of one API.
 
     Attributes:
+        id_prefix: how ids of answers begin.
+        names_events: whether events of a stream have a name, which is their ``type``.
+        repeats_answer: whether the end of a stream says the whole answer again.
         ends_with_done: whether a stream's last line is ``[DONE]``.
+        ping: what is sent in a stream that was silent for long.
     """
 
-    ends_with_done = False
+    id_prefix: ClassVar = "chatcmpl-"
+    names_events: ClassVar = False
+    repeats_answer: ClassVar = False
+    ends_with_done: ClassVar = False
+    ping: ClassVar = b": \n\n"
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -51,6 +60,17 @@ class ResponseFormatter(ABC):
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
         """Return what a stream says of an event."""
 
+    def opening(self) -> list[dict[str, Any]]:
+        """Return what a stream says before anything is known of its answer."""
+        return []
+
+    def failed(self, error: Exception) -> list[dict[str, Any]]:
+        """Return what a stream ends with where an error ends it."""
+        return [status_and_body(error)[1]]
+
+    def as_events(self, chunks: Sequence[dict[str, Any]], *, in_pieces: bool = False) -> bytes:
+        return as_events(chunks, named=self.names_events, in_pieces=in_pieces)
+
     def written(self, choice: Choice, events: Sequence[Event], *, in_pieces: bool = False) -> bytes:
         """Return :meth:`chunks` as server-sent events, to be sent at once.
 
@@ -60,7 +80,7 @@ class ResponseFormatter(ABC):
         found = []
         for event in events:
             framed = self._framed(choice, event) if isinstance(event, TokenEvent) else None
-            found.append(as_events(self.chunks(choice, event), in_pieces=in_pieces) if framed is None else framed)
+            found.append(self.as_events(self.chunks(choice, event), in_pieces=in_pieces) if framed is None else framed)
         return b"".join(found)
 
     def _framed(self, choice: Choice, event: TokenEvent) -> bytes | None:
@@ -97,7 +117,7 @@ class ResponseFormatter(ABC):
         if key not in self._frames:
             place: Any = PLACE
             event = TokenEvent([AnswerPart(kind, TextSegment(place, ""))], [place], (), place)
-            chunk = as_events(self.chunks(choice, event))
+            chunk = self.as_events(self.chunks(choice, event))
             # In a name that UTF-8 cannot write: all is escaped then.
             is_escaped = b"\\ud" in chunk
             self._frames[key] = None if is_escaped else chunk.split(f'"{PLACE}"'.encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.chat.assembler import TokenEvent
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Round
@@ -16,7 +16,7 @@ from paceline.serving.response_formats.native import NativeFormatter
 class OpenAiFormatter(ResponseFormatter):
     """An API of OpenAI's whose answers are ``choices``."""
 
-    ends_with_done = True
+    ends_with_done: ClassVar = True
     whole_object = ""
     chunk_object = ""
 
