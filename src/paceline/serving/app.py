@@ -32,6 +32,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.chat_request import unread_settings
+from paceline.serving.conversations import Conversation
 from paceline.serving.errors import (
     FieldError,
     NotFoundError,
@@ -328,7 +329,8 @@ class Handlers:
         served, share = self._server.host.served, self._share(request)
         kind = await _reading_kind(request, body.messages, body.tools)
         prompt = await cancel_on_disconnect(
-            request, prepare_chat(served, share, kind, body, max_tokens=0, tools=body.tools)
+            request,
+            prepare_chat(served, share, kind, body, Conversation(body.messages), max_tokens=0, tools=body.tools),
         )
 
         def answer() -> bytes:
@@ -389,7 +391,9 @@ class Handlers:
         generation = replace(generation, reasoning_format=prompt.reasoning_format, warnings=warnings)
         return await self._server.answer(request, generation, [prompt])
 
-    async def _read(self, request: Request, body: CompletionBody | ChatBody, api: Api) -> GenerationRequest:
+    async def _read(
+        self, request: Request, body: CompletionBody | ChatBody, api: Api, conversation: Conversation | None = None
+    ) -> GenerationRequest:
         """Return what a request asks for, with everything compiled and checked by the model."""
         server, share, kind = self._server, self._share(request), await _reading_kind(request)
         served, biases = server.host.served, body.logit_bias
@@ -397,7 +401,13 @@ class Handlers:
         generation = await share.offload(
             kind,
             lambda: read_generation_request(
-                body, api, model=served.model, defaults=served.options, settings=server.options, verbose=server.verbose
+                body,
+                api,
+                model=served.model,
+                defaults=served.options,
+                settings=server.options,
+                verbose=server.verbose,
+                conversation=conversation,
             ),
             # Long bodies may have many messages and names, all of which are looked at.
             num_items=listed + len(await request.body()) // _BYTES_AN_ITEM,
@@ -420,14 +430,16 @@ class Handlers:
     async def _prepare_chat(
         self, request: Request, body: ChatBody, api: Api, *, counts: bool = False
     ) -> tuple[GenerationRequest, PreparedPrompt]:
-        generation = await self._read(request, body, api)
+        conversation = Conversation(body.messages, body.tools)
+        generation = await self._read(request, body, api, conversation)
         # The template tells of the tools even where none may be called, as a history of calls is read with them.
-        told = body.tools if generation.tools is None else generation.tools.tools
+        told = conversation.tools if generation.tools is None else generation.tools.tools
         return generation, await prepare_chat(
             self._server.host.served,
             self._share(request),
-            await _reading_kind(request, body.messages, told),
+            await _reading_kind(request, conversation.messages, told),
             body,
+            conversation,
             max_tokens=0 if counts else generation.options.rules.max_tokens,
             tools=told,
             offered=generation.tools,

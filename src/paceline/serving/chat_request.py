@@ -27,7 +27,7 @@ from paceline.core.numbers import shown
 from paceline.core.vocabulary import Vocabulary
 from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named
-from paceline.serving.schema import ChatBody, TemplateBody, as_whole
+from paceline.serving.schema import ChatSettings, as_whole
 
 _MAX_VARIABLES: Final = 1000
 
@@ -41,7 +41,7 @@ _TYPES: Final[Mapping[str, str]] = {"enabled": "on", "disabled": "off", "adaptiv
 """What ``thinking.type`` may be."""
 
 
-def read_chat_params(body: ChatBody | TemplateBody, defaults: ChatParams) -> tuple[ChatParams, dict[str, str]]:
+def read_chat_params(body: ChatSettings, defaults: ChatParams) -> tuple[ChatParams, dict[str, str]]:
     """Return how a conversation is written, and the names of the fields that say so, by the option.
 
     Args:
@@ -77,7 +77,7 @@ def unread_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _iter_settings(body: ChatBody | TemplateBody) -> Iterator[tuple[str, str, Any]]:
+def _iter_settings(body: ChatSettings) -> Iterator[tuple[str, str, Any]]:
     """Yield fields that say how a conversation is written, each with its option and value; later ones count."""
     variables = body.chat_template_kwargs or {}
     if len(variables) > _MAX_VARIABLES:

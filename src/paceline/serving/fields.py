@@ -176,19 +176,23 @@ _WITHIN: Final[Mapping[str, Known]] = {
 }
 """Fields that hold others. ``speculative``, ``stream_options`` and settings of reasoning are looked at elsewhere."""
 
+_WITHIN_OF: Final[Mapping[str, Mapping[str, Known]]] = {}
+"""As :data:`_WITHIN`, of APIs that have other fields, or that have other things in fields of these names."""
+
 _NUMBER: Final = re.compile(r"\[\d+\]")
 
 
-def unknown_within(given: Mapping[str, Any]) -> dict[str, Any]:
+def unknown_within(given: Mapping[str, Any], api: str = "chat") -> dict[str, Any]:
     """Return what nobody knows of the fields that hold others, by names such as ``response_format.typ``.
 
     Of the parts of a list the first that has it is named.
 
     Args:
         given: fields of a request.
+        api: whose fields it has.
     """
     found: dict[str, tuple[str, Any]] = {}
-    for name, known in _WITHIN.items():
+    for name, known in {**_WITHIN, **_WITHIN_OF.get(api, {})}.items():
         for place, inner in _unknown(given.get(name), known, name):
             found.setdefault(_NUMBER.sub("", place), (place, inner))
     return dict(found.values())

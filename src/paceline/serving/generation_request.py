@@ -22,14 +22,16 @@ from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams
 from paceline.options import REQUEST_PARTS, GenerateOptions, RequestOptions
 from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
+from paceline.serving.conversations import Conversation
 from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named, check_known, unknown_within
 from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, as_whole
 
-Api: TypeAlias = Literal["native", "completions", "chat"]
-"""Whose fields a request has: llama-server's ``/completion``, or OpenAI's completions or chat completions."""
+Api: TypeAlias = Literal["native", "completions", "chat", "responses", "messages"]
+"""Whose fields a request has: llama-server's ``/completion``, OpenAI's completions, chat completions or responses, or
+Anthropic's messages."""
 
-_CHATS: Final[frozenset[Api]] = frozenset({"chat"})
+_CHATS: Final[frozenset[Api]] = frozenset({"chat", "responses", "messages"})
 """Those whose answer is a message of a conversation."""
 
 DEFAULT_TOP_LOGPROBS: Final = 20
@@ -113,6 +115,7 @@ class GenerationRequest:
         names: of the fields that set options, by the option.
         named: what the answer is to keep to, and the field that says it; ``None`` for nothing.
         tools: that the model may call; ``None`` for none.
+        conversation: that is answered; ``None`` of a completion.
     """
 
     api: Api
@@ -141,6 +144,7 @@ class GenerationRequest:
     names: Mapping[str, str] = field(default_factory=dict)
     named: Named | None = None
     tools: OfferedTools | None = None
+    conversation: Conversation | None = None
 
 
 def read_generation_request(
@@ -151,6 +155,7 @@ def read_generation_request(
     defaults: GenerateOptions,
     settings: ServerOptions,
     verbose: bool,
+    conversation: Conversation | None = None,
 ) -> GenerationRequest:
     """Return what a request asks for.
 
@@ -161,6 +166,7 @@ def read_generation_request(
         defaults: options of a request that says nothing else.
         settings: of the server.
         verbose: whether the server tells prompt and settings unasked.
+        conversation: that the body has; ``None`` of a completion.
 
     Raises:
         FieldError: a field cannot be used.
@@ -168,7 +174,9 @@ def read_generation_request(
     given: dict[str, Any] = {
         name: value for name in type(body).model_fields if (value := getattr(body, name, None)) is not None
     }
-    extra = dict(body.model_extra or {})
+    extra = {**(body.model_extra or {}), **unread_settings(given), **unknown_within(given, api)}
+    if conversation is not None:
+        given |= conversation.given
     options, names = _read_options(given, defaults)
     speculation, speculation_names = _read_speculation(given.get("speculative"), extra)
     options.update(speculation)
@@ -198,7 +206,6 @@ def read_generation_request(
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
-    extra |= {**unread_settings(given), **unknown_within(given)}
     unknown = check_known(extra, strict=settings.strict_fields)
     tools, named = read_tools(given) if api in _CHATS else None, read_constraint(given)
     ping_s = given.get("sse_ping_interval", 30)
@@ -226,10 +233,15 @@ def read_generation_request(
         most_predict_s=_read_time_limit(given),
         cache_salt=given.get("cache_salt", ""),
         samplers=samplers,
-        warnings=(*warn_of_unknown_fields(unknown), *_warn_of_ineffective_fields(given, api)),
+        warnings=(
+            *warn_of_unknown_fields(unknown),
+            *_warn_of_ineffective_fields(given, api),
+            *(() if conversation is None else conversation.warnings),
+        ),
         names=names,
         named=named,
         tools=tools,
+        conversation=conversation,
     )
 
 

@@ -32,11 +32,12 @@ from paceline.serving.chat_request import (
     read_chat_params,
     tools_for_template,
 )
+from paceline.serving.conversations import Conversation
 from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ServedModel
-from paceline.serving.schema import MAX_TEXTS, ChatBody, TemplateBody
+from paceline.serving.schema import MAX_TEXTS, ChatSettings
 from paceline.serving.work import Kind, Share
 from paceline.vocabularies.length import most_tokens
 
@@ -70,13 +71,14 @@ async def prepare_chat(
     served: ServedModel,
     share: Share,
     kind: Kind,
-    body: ChatBody | TemplateBody,
+    body: ChatSettings,
+    conversation: Conversation,
     *,
     max_tokens: int | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     offered: OfferedTools | None = None,
 ) -> PreparedPrompt:
-    """Return the prompt of a conversation.
+    """Return the prompt of a conversation, written as a body says.
 
     The template may describe ``tools``; those of them that are ``offered`` are read out of the answer.
     """
@@ -87,7 +89,7 @@ async def prepare_chat(
             "start the server with `template_file`"
         )
     try:
-        chat, warnings = await share.offload(kind, lambda: _write_chat(served, body, tools, max_tokens))
+        chat, warnings = await share.offload(kind, lambda: _write_chat(served, body, conversation, tools, max_tokens))
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
@@ -95,7 +97,7 @@ async def prepare_chat(
     except InputError as error:
         if type(error) is not InputError:
             raise
-        raise FieldError(names.get(error.field or "", error.field or "messages"), str(error)) from None
+        raise FieldError(names.get(error.field or "", error.field or conversation.called), str(error)) from None
     call_format = choose_call_format(offered, served.call_format)
     if call_format is not None and offered is not None:
         calls = ExpectedCalls(call_format, offered.tools, required=offered.required, several=offered.several)
@@ -113,7 +115,8 @@ async def prepare_chat(
 
 def _write_chat(
     served: ServedModel,
-    body: ChatBody | TemplateBody,
+    body: ChatSettings,
+    conversation: Conversation,
     tools: Sequence[Mapping[str, Any]] | None,
     max_tokens: int | None,
 ) -> tuple[ChatPrompt, tuple[str, ...]]:
@@ -125,7 +128,7 @@ def _write_chat(
     told = tools_for_template(tools)
     variables = {**_usual_variables(template, params, told), **params.template_variables}
     params = replace(params, template_variables=variables)
-    chat = served.model.chat_prompt(body.messages, tools=told, chat=params, max_tokens=max_tokens)
+    chat = served.model.chat_prompt(conversation.messages, tools=told, chat=params, max_tokens=max_tokens)
     return chat, warnings
 
 

@@ -209,13 +209,9 @@ class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
     logprobs: Whole | bool | None = Field(None, description="How many likely tokens to list beside each.")
 
 
-class _Conversation(_Body):
-    """How a conversation is written: what a chat and its template have in common."""
+class ChatSettings(_Body):
+    """How a conversation is written, whatever form it has itself."""
 
-    messages: Objects = Field(
-        ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
-    )
-    tools: Objects | None = Field(None, description="Functions that the model may call.")
     chat_template_kwargs: Object | None = Field(None, description="Further variables of the template.")
     enable_thinking: bool | None = Field(None, description="Whether to reason; as in chat_template_kwargs.")
     reasoning_effort: str | None = Field(
@@ -231,6 +227,15 @@ class _Conversation(_Body):
     thinking_budget_tokens: Whole | None = Field(None, description="As reasoning_budget_tokens.")
     add_generation_prompt: bool | None = Field(None, description="Whether the prompt opens the answer.")
     continue_final_message: bool | None = Field(None, description="Whether the answer goes on with the last message.")
+
+
+class _Conversation(ChatSettings):
+    """What a chat and its template have in common."""
+
+    messages: Objects = Field(
+        ..., description="What was said so far.", examples=[[{"role": "user", "content": "Hello"}]]
+    )
+    tools: Objects | None = Field(None, description="Functions that the model may call.")
 
 
 class ChatBody(_Generated, _Conversation):  # type: ignore[misc, valid-type]
