@@ -17,8 +17,8 @@ counts, ids and log-probabilities. ``push`` is for segments of text alone, and g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import AnswerPart, PartKind, ReasoningFormat, ReasoningSplitter
@@ -59,6 +59,27 @@ class TokenEvent(NamedTuple):
         return "".join(part.segment.text for part in self.parts if isinstance(part, AnswerPart))
 
 
+@dataclass(slots=True)
+class AnswerBlock:
+    """What an answer has in a row of one kind: reasoning, content, or one call of a tool.
+
+    Attributes:
+        kind: of its text.
+        texts: its text, of a call the arguments, as it came.
+        call_id: of a call.
+        name: of the function that is called.
+    """
+
+    kind: PartKind | Literal["call"]
+    texts: list[str] = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
 class AnswerAssembler:
     """Makes events of an answer; what they come to does not depend on how the answer was cut into emissions.
 
@@ -76,6 +97,7 @@ class AnswerAssembler:
         num_calls: calls so far.
         token_ids: that were taken; empty unless kept.
         logprobs: log-probabilities of the tokens, where they were asked for; empty unless kept.
+        blocks: what the answer has, in its order; empty unless kept.
     """
 
     def __init__(
@@ -102,8 +124,7 @@ class AnswerAssembler:
         self._unsent_logprobs: list[TokenLogprob] = []
         self._unsent_sources: list[str] = []
         self._written: list[str] = []
-        self._said: dict[PartKind, list[str]] = {"reasoning": [], "content": []}
-        self._calls: list[dict[str, Any]] = []
+        self.blocks: list[AnswerBlock] = []
         self._prefix = self._unsent_prefix = prefix
         self._opening: Sequence[AnswerPart] = ()
         self._splitter: ReasoningSplitter | None = None
@@ -132,13 +153,17 @@ class AnswerAssembler:
     @property
     def message(self) -> dict[str, Any]:
         """What a finished answer is: the fields of an assistant's message, in the form of OpenAI's API."""
-        content = "".join(self._said["content"])
+        content = self._said("content")
         if self._format == "deepseek-legacy":
             content = self._with_reasoning(content)
-        message: dict[str, Any] = {"content": content or (None if self._calls else "")}
-        if reasoning := "".join(self._said["reasoning"]):
+        calls = [
+            {"id": block.call_id, "type": "function", "function": {"name": block.name, "arguments": block.text}}
+            for block in self._calls
+        ]
+        message: dict[str, Any] = {"content": content or (None if calls else "")}
+        if reasoning := self._said("reasoning"):
             message["reasoning_content"] = reasoning
-        return message | {"tool_calls": self._calls} if self._calls else message
+        return message | {"tool_calls": calls} if calls else message
 
     def take(self, emission: Emission) -> list[TokenEvent]:
         """Add what a round brought, and return an event for each token that says something."""
@@ -193,6 +218,13 @@ class AnswerAssembler:
         return whole.message
 
     @property
+    def _calls(self) -> list[AnswerBlock]:
+        return [block for block in self.blocks if block.kind == "call"]
+
+    def _said(self, kind: PartKind) -> str:
+        return "".join(block.text for block in self.blocks if block.kind == kind)
+
+    @property
     def _opened_marker(self) -> list[str]:
         """The marker of reasoning that stands in the prompt, for an answer that keeps its markers."""
         prompt = self._prompt
@@ -206,7 +238,7 @@ class AnswerAssembler:
         prompt = self._prompt
         if not self._calls:
             return written
-        if prompt is None or prompt.markers is None or prompt.markers.end not in written or not self._said["reasoning"]:
+        if prompt is None or prompt.markers is None or prompt.markers.end not in written or not self._said("reasoning"):
             return content
         reasoning, end, answer = written.partition(prompt.markers.end)
         whole = AnswerAssembler(replace(prompt, markers=None), "none", keeps=True)
@@ -238,13 +270,14 @@ class AnswerAssembler:
     def _keep(self, segments: Sequence[TextSegment], parts: Sequence[AnswerEvent]) -> None:
         self._written += [segment.text for segment in segments]
         for part in parts:
-            if isinstance(part, AnswerPart):
-                self._said[part.kind].append(part.segment.text)
-            elif isinstance(part, CallStarted):
-                function = {"name": part.name, "arguments": ""}
-                self._calls.append({"id": part.call_id, "type": "function", "function": function})
+            if isinstance(part, CallStarted):
+                self.blocks.append(AnswerBlock("call", call_id=part.call_id, name=part.name))
+            elif isinstance(part, AnswerPart):
+                if not self.blocks or self.blocks[-1].kind != part.kind:
+                    self.blocks.append(AnswerBlock(part.kind))
+                self.blocks[-1].texts.append(part.segment.text)
             else:
-                self._calls[part.index]["function"]["arguments"] += part.text
+                self._calls[part.index].texts.append(part.text)
 
     def _event(self, parts: Sequence[AnswerEvent]) -> TokenEvent:
         event = TokenEvent(parts, self._unsent_ids, self._unsent_logprobs, self.num_tokens, self._unsent_sources)
