@@ -248,7 +248,10 @@ def _model(folder: Path) -> paceline.Model:
     worker = Worker()
 
     def open_here() -> paceline.Model:
-        target = LlamaCppEngine(ModelOptions(path, context_length=256, max_sequences=SEQUENCES), cache_type="f32")
+        options = ModelOptions(
+            path, context_length=256, max_sequences=SEQUENCES, cache_type_k="f32", cache_type_v="f32"
+        )
+        target = LlamaCppEngine(options)
         draft = LlamaCppEngine(ModelOptions(embedded_draft(), context_length=256, max_sequences=SEQUENCES, branches=0))
         drafters = build_drafters(["suffix", "draft"], target=target, draft=draft)
         return paceline.Model(target, drafters, paceline.FixedPolicy(3, siblings=2), worker=worker)

@@ -96,6 +96,19 @@ def test_a_context_that_was_asked_for_stays(target: Path) -> None:
     pair.close()
 
 
+def test_a_drafts_cache_has_types_of_its_own(target: Path) -> None:
+    options = ModelOptions(target, threads=1, context_length=128, cache_type_k="bf16", flash_attention=False)
+    for own, said in ((DraftOptions(embedded_draft()), "threads"), (COARSE, "keys in f16, values in q4_0")):
+        pair = open_pair(options, own.beside(options))
+        assert pair.draft is not None
+        assert pair.target.description.endswith("keys in bf16, values in f16")
+        assert pair.draft.description.endswith(said)
+        pair.close()
+
+
+COARSE = DraftOptions(embedded_draft(), cache_type_v="q4_0")
+
+
 @pytest.mark.parametrize(
     ("tokens", "drafts", "room"),
     [

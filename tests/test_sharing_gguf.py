@@ -30,8 +30,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[paceline.Model]:
     quantize_gguf(embedded_target(), path, "F32")
     # Eight sequences of 256 tokens would take 2,048 cells.
     target = LlamaCppEngine(
-        ModelOptions(path, context_length=256, max_sequences=8, cells=512, flash_attention=False),
-        cache_type="f32",
+        ModelOptions(
+            path,
+            context_length=256,
+            max_sequences=8,
+            cells=512,
+            flash_attention=False,
+            cache_type_k="f32",
+            cache_type_v="f32",
+        )
     )
     draft = LlamaCppEngine(ModelOptions(embedded_draft(), context_length=256, max_sequences=8, branches=0))
     drafters = build_drafters(["suffix", "draft"], target=target, draft=draft, draft_pool=SequencePool(draft))

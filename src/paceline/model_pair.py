@@ -19,7 +19,7 @@ from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import foreseen_context_length, memory_limit, open_engine, open_vocabulary
 from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
-from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, ModelOptions, has_quantized_cache
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.description import describe
 from paceline.models.gguf_model import gguf_bytes
@@ -199,8 +199,12 @@ def _fit_draft_options(draft: ModelOptions, target: ModelOptions) -> ModelOption
     if draft.context_may_shrink and context_length in (None, target.context_length):
         context_length = foreseen_context_length(target) * (_TRANSLATED_ROOM if _is_translated(draft, target) else 1)
     rows_read = draft.rows_read or _ROWS_READ * draft.max_sequences
+    # Else it gets its target's attention, which may not be fused.
+    fused = True if has_quantized_cache(draft) else draft.flash_attention
     # The draft's own pending tree is a chain: siblings are proposed but never fed.
-    return dataclasses.replace(draft, context_length=context_length, rows_read=rows_read, branches=0)
+    return dataclasses.replace(
+        draft, context_length=context_length, rows_read=rows_read, flash_attention=fused, branches=0
+    )
 
 
 def _is_translated(draft: ModelOptions, target: ModelOptions) -> bool:

@@ -160,6 +160,15 @@ def test_attention_is_fused_as_in_paceline_where_that_was_chosen(tmp_path: Path,
     assert command[command.index("-fa") + 1] == argument
 
 
+def test_the_caches_are_of_the_same_types_as_in_paceline(tmp_path: Path) -> None:
+    target = ModelOptions(embedded_target(), cache_type_k="q8_0", exact=True)
+    draft = ModelOptions(embedded_draft(), cache_type_v="q4_0")
+    command = LlamaServers(program(tmp_path, _SPEAKS), target, draft, 512).command(SERVER_DRAFT_VARIANTS[0])
+    named = {name: command[command.index(name) + 1] for name in ("-fa", "-ctk", "-ctv", "-ctvd")}
+    assert named == {"-fa": "on", "-ctk": "q8_0", "-ctv": "bf16", "-ctvd": "q4_0"}
+    assert "-ctkd" not in command
+
+
 def test_a_server_that_does_not_draft_though_it_should_is_found_out(servers: LlamaServers) -> None:
     assert servers.contestant(SERVER_DRAFT_VARIANTS[0]).answer(task(), 0.0, never).num_drafted == 6
     with pytest.raises(EngineError, match="serves without drafting"):

@@ -98,9 +98,10 @@ def _exact_llama_cpp(source: Path, cells: int | None, memory_bytes: int | None =
             branches=12,
             threads=1,
             memory=memory_bytes,
+            cache_type_k="f32",
+            cache_type_v="f32",
         ),
         batch_rows=MAX_ROWS,
-        cache_type="f32",
     )
 
 

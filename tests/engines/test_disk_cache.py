@@ -50,3 +50,19 @@ def test_what_was_kept_without_amx_is_not_taken_with_it(tmp_path: Path, monkeypa
         monkeypatch.setattr("llama_cpp.llama_print_system_info", lambda features=features: features)
         names += [model_key(options).name, pair_key(engine_of(), options).name]
     assert len(set(names)) == 4
+
+
+def test_what_was_measured_with_a_cache_of_other_types_is_another_entry(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    usual = ModelOptions(path, engine="llama_cpp")
+    others = [
+        ModelOptions(path, engine="llama_cpp", cache_type_k="f16", cache_type_v="f16"),
+        ModelOptions(path, engine="llama_cpp", cache_type_k="q8_0"),
+        ModelOptions(path, engine="llama_cpp", cache_type_k="q8_0", cache_type_v="q8_0"),
+        ModelOptions(path, engine="llama_cpp", cache_type_k="q8_0", cache_type_v="q4_0"),
+    ]
+    assert model_key(others[0]) == model_key(usual)
+    names = [key.name for options in others for key in (model_key(options), pair_key(engine_of(), options))]
+    assert len(set(names)) == len(names)

@@ -6,6 +6,7 @@ import dataclasses
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,10 @@ SIZE = 12
 SETTINGS = ModelOptions(embedded_target(), context_length=1024, threads=1, exact=True)
 
 
-def open_exact() -> Engine:
+def open_exact(**types: Any) -> Engine:
     """Open the embedded target, unless this processor's kernels for Q8_0 are others where there are more rows."""
     try:
-        return open_engine(SETTINGS)
+        return open_engine(dataclasses.replace(SETTINGS, **types))
     except CapabilityError as error:
         if platform.machine() in ("x86_64", "AMD64"):
             # Seen to be exact: then it is this code that is not.
@@ -89,12 +90,20 @@ def test_where_passes_wait_six_of_them_tell(widest_exact: int) -> None:
     exact.open()  # none was left open
 
 
-def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context() -> None:
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ({}, ""),
+        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, ", keys in q8_0, values in q8_0"),
+        ({"cache_type_k": "q4_0", "cache_type_v": "q4_0"}, ", keys in q4_0, values in q4_0"),
+    ],
+)
+def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context(types: dict[str, str], said: str) -> None:
     """llama.cpp's kernels for one row change where the cache holds 512 tokens."""
-    engine = open_exact()
+    engine = open_exact(**types)
     try:
         assert not engine.capabilities.trees
-        assert engine.description.endswith(" on CPU, 1 threads, exact")
+        assert engine.description.endswith(f" on CPU, 1 threads, exact{said}")
         vocabulary = engine.vocabulary
         token_ids = vocabulary.tokenize(Path(paceline.__file__).read_text(encoding="utf-8") * 3)[:620]
         plain = rows_of(engine, token_ids, [500] + [1] * 120)
@@ -203,6 +212,8 @@ def test_a_model_whose_kernels_differ_is_refused(tmp_path: Path) -> None:
 def test_what_goes_against_it_is_refused() -> None:
     with pytest.raises(InputError, match="need fused attention: leave out `flash_attention=False`"):
         open_engine(ModelOptions(embedded_target(), exact=True, flash_attention=False))
+    with pytest.raises(InputError, match="leave out `cache_type_v=f16`"):
+        open_engine(ModelOptions(embedded_target(), exact=True, cache_type_v="f16"))
     pytest.importorskip("torch", reason="needs paceline[torch]")
     with pytest.raises(CapabilityError, match=r"exactness \(`exact`\) means nothing to torch_hf"):
         open_engine(ModelOptions(".", engine="torch_hf", exact=True))

@@ -42,7 +42,7 @@ from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.llama_cpp import LlamaCppEngine, loading, native
 from paceline.engines.llama_cpp.ends import read_end_ids
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import CACHE_TYPES, CacheType, ModelOptions
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.relation import relate_vocabularies
@@ -58,9 +58,10 @@ DRAFT = embedded_draft()
 
 def load(path: Path, **settings: Any) -> LlamaCppEngine:
     """One thread: these models are too small to gain from more, and other processes may be using the cores."""
-    tuning = {name: settings.pop(name) for name in ("batch_rows", "output_rows", "cache_type") if name in settings}
-    options = ModelOptions(path, **{"threads": 1, "context_length": 256, **settings})
-    return LlamaCppEngine(options, **{"cache_type": "f32", **tuning})
+    tuning = {name: settings.pop(name) for name in ("batch_rows", "output_rows") if name in settings}
+    types = {} if settings.get("exact") else {"cache_type_k": "f32", "cache_type_v": "f32"}
+    options = ModelOptions(path, **{"threads": 1, "context_length": 256, **types, **settings})
+    return LlamaCppEngine(options, **tuning)
 
 
 def chain(sequence: int, token_ids: Sequence[int], after: int = COMMITTED_END, outputs: Sequence[int] = (-1,)) -> Step:
@@ -456,7 +457,15 @@ def test_sliding_windows_need_a_second_sequence_to_be_saved(tmp_path: Path) -> N
         engine.save(sequence)
 
 
-@pytest.mark.parametrize("settings", [{"flash_attention": True}, {"cache_type": "f16"}, {"exact": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"flash_attention": True},
+        {"cache_type_k": "f16", "cache_type_v": "f16"},
+        {"cache_type_k": "q8_0", "cache_type_v": "q4_0"},
+        {"exact": True},
+    ],
+)
 def test_every_kind_of_cache_can_be_saved(exact: Path, settings: dict[str, Any]) -> None:
     engine = load(exact, max_sequences=2, **settings)
     text = random.Random(6).choices(range(1, 4000), k=100)
@@ -469,6 +478,34 @@ def test_every_kind_of_cache_can_be_saved(exact: Path, settings: dict[str, Any])
         feed(engine, sequence, [*text[1:], 5]),
         engine.capabilities.logit_tolerance,
     )
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_the_room_of_a_cache_is_foreseen_for_every_type(cache_type: CacheType, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"cache_type_k": cache_type, "cache_type_v": "f16", "context_length": 2048}
+    engine = load(DRAFT, **settings)
+    made_bytes = native.log.buffers["KV"]
+    cell_bytes = loading._key_value_bytes(engine._loaded.model, cache_type, "f16")
+    engine.close()
+    # llama.cpp says it to 0.01 MiB.
+    assert abs(2048 * cell_bytes - made_bytes) < 0.01 * (1 << 20)
+    available_bytes = 2048 * (cell_bytes + loading._BYTES_OF_BOOKKEEPING)
+    monkeypatch.setattr(loading, "available_memory", lambda: available_bytes - 1)
+    with pytest.raises(InputError, match="are free; take at most 2047 tokens"):
+        load(DRAFT, **settings)
+
+
+@pytest.mark.parametrize("which", ["cache_type_k", "cache_type_v"])
+def test_a_quantised_cache_needs_fused_attention_and_heads_of_whole_blocks(
+    which: str, exact: Path, tmp_path: Path
+) -> None:
+    assert load(exact).fused_attention is False
+    assert load(exact, **{which: "q8_0"}).fused_attention is None
+    with pytest.raises(InputError, match=f"`{which}` q8_0 needs fused attention"):
+        load(exact, **{which: "q8_0"}, flash_attention=False)
+    path = write_model(tmp_path / "model.gguf", "llama")
+    with pytest.raises(InputError, match=r"take other types of keys and values \(`cache_type_k`, `cache_type_v`\)"):
+        load(path, **{which: "q8_0"})
 
 
 def test_what_was_saved_before_attention_was_fused_is_refused(exact: Path) -> None:

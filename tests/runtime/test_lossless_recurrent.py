@@ -38,7 +38,11 @@ class Twins:
         from paceline.engines.llama_cpp import LlamaCppEngine
 
         self.engine, self._fresh = (
-            LlamaCppEngine(ModelOptions(path, context_length=256, max_sequences=most, threads=1), cache_type="f32")
+            LlamaCppEngine(
+                ModelOptions(
+                    path, context_length=256, max_sequences=most, threads=1, cache_type_k="f32", cache_type_v="f32"
+                )
+            )
             for most in (4, 1)
         )
         self._rows: dict[tuple[int, ...], Float64Array] = {}

@@ -137,7 +137,8 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
         (["--context-shift"], "--context-shift is not supported"),
         (["--grammar", 'root ::= "a"'], "--grammar is not supported"),
         (["--embeddings"], "--embeddings is not supported"),
-        (["-ctk", "q8_0"], "-ctk q8_0 is not supported"),
+        (["-ctk", "q9"], "-ctk"),
+        (["-ctv", "q8_0", "-fa", "off"], "-ctv q8_0 needs fused attention"),
         (["-mm", "x.gguf"], "-mm is not supported"),
         (["--prot", "80"], "did you mean --port?"),
         (["-sm", "row"], "-sm row is not supported"),
@@ -168,7 +169,7 @@ def test_every_flag_of_llama_server_is_known_with_its_values() -> None:
 
 
 def test_a_flag_that_is_not_here_may_have_the_value_that_changes_nothing() -> None:
-    words = "--mirostat 0 --typical 1.0 --dry-multiplier=0.0 --top-nsigma -1 -ctk F16 -sm layer -mg 0 --lazy-mode x"
+    words = "--mirostat 0 --typical 1.0 --dry-multiplier=0.0 --top-nsigma -1 --cache-reuse 9 -sm layer -mg 0 -lzm x"
     remarks = remarks_on(words.split(), [])
     assert len(remarks) == 8
     assert all("changes nothing" in remark for remark in remarks)
@@ -206,7 +207,8 @@ def test_variables_of_llama_server_and_flags_that_change_nothing() -> None:
             "-cb changes nothing: always so here",
             "--jinja changes nothing: always so here",
             "-sps 0.5 changes nothing: beginnings are reused",
-            "--cache-reuse=256 changes nothing: beginnings are reused",
+            "--cache-reuse=256 changes nothing: what stands behind a change was read after another text, and would "
+            "change the answer: beginnings are reused, and the rest is read",
         ]
         assert running.url.endswith("/llm")
         assert httpx.get(f"{running.url}/health", timeout=WAIT_S).status_code == 200

@@ -83,7 +83,9 @@ class LlamaServers:
             *("-m", str(target.path), "-c", str(context_length), "-np", "1"),
             *("-t", str(threads), "-tb", str(target.threads_batch or threads)),
             *(() if target.flash_attention is None else ("-fa", "on" if target.flash_attention else "off")),
-            *(("-fa", "on", "-ctv", "bf16") if target.exact else ()),
+            *(("-fa", "on") if target.exact else ()),
+            *(("-ctk", target.cache_type_k) if target.cache_type_k else ()),
+            *(("-ctv", values) if (values := target.cache_type_v or ("bf16" if target.exact else None)) else ()),
             *("-ngl", str(target.gpu_layers) if target.gpu_layers >= 0 else "all"),
             *(("-dev", ",".join(target.devices)) if target.devices else ()),
             # Prompts are read anew each time: llama-server's prompt cache is off.
@@ -95,6 +97,8 @@ class LlamaServers:
                 *("-md", str(draft.path)),
                 *("-ngld", str(draft.gpu_layers) if draft.gpu_layers >= 0 else "all"),
                 *(("-devd", ",".join(draft.devices)) if draft.devices else ()),
+                *(("-ctkd", draft.cache_type_k) if draft.cache_type_k else ()),
+                *(("-ctvd", draft.cache_type_v) if draft.cache_type_v else ()),
                 *(("-td", str(draft.threads)) if draft.threads else ()),
                 # llama-server's help says that the default is -td; it is the target's -tb.
                 *(("-tbd", str(draft_batch)) if (draft_batch := draft.threads_batch or draft.threads) else ()),

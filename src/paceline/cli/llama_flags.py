@@ -38,7 +38,6 @@ class ForeignFlag:
 
 
 _ALWAYS: Final = "always so here"
-_COMPRESSED: Final = "the cache is F16"
 _HISTORY: Final = "n-gram history is kept in memory"
 _HUB: Final = "name the model with -m or -hf"
 _LOGS: Final = "the log has one line a request"
@@ -96,9 +95,6 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_refused(1, "layers are dealt out by the room of each device", "-ts", "--tensor-split"),
     **_refused(1, "choose devices with -dev", "-mg", "--main-gpu", neutral=["0"]),
     **_refused(1, "this server uses one machine", "--rpc"),
-    **_refused(1, _COMPRESSED, "-ctk", "--cache-type-k", "-ctv", "--cache-type-v", neutral=["f16"]),
-    **_refused(1, _COMPRESSED, "-ctkd", "--cache-type-k-draft", "--spec-draft-type-k", neutral=["f16"]),
-    **_refused(1, _COMPRESSED, "-ctvd", "--cache-type-v-draft", "--spec-draft-type-v", neutral=["f16"]),
     # what the model is
     **_refused(1, _POSITIONS, "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx", neutral=["0"]),
     **_refused(1, _POSITIONS, "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast",
@@ -164,7 +160,9 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_taken(1, _HISTORY, "-lcs", "--lookup-cache-static", "-lcd", "--lookup-cache-dynamic"),
     **_refused(1, "acceptance is real", "--spec-synth-rates", "--spec-synth-len"),
     # what is kept of prompts
-    **_taken(1, _REUSED, "--cache-reuse", "-sps", "--slot-prompt-similarity", "-cms", "--checkpoint-min-step"),
+    **_taken(1, _REUSED, "-sps", "--slot-prompt-similarity", "-cms", "--checkpoint-min-step"),
+    **_taken(1, "what stands behind a change was read after another text, and would change the answer: beginnings are "
+             "reused, and the rest is read", "--cache-reuse"),
     **_taken(1, _REUSED, "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
     **_taken(0, _REUSED, "--cache-prompt", "--no-cache-idle-slots", "--cache-idle-slots"),
     **_refused(0, "a request says it by cache_prompt", "--no-cache-prompt"),
@@ -212,6 +210,10 @@ VARIABLES: Final[Mapping[str, str]] = {
     "LLAMA_ARG_THREADS": "PACELINE_THREADS",
     "LLAMA_ARG_THREADS_BATCH": "PACELINE_THREADS_BATCH",
     "LLAMA_ARG_FLASH_ATTN": "PACELINE_FLASH_ATTENTION",
+    "LLAMA_ARG_CACHE_TYPE_K": "PACELINE_CACHE_TYPE_K",
+    "LLAMA_ARG_CACHE_TYPE_V": "PACELINE_CACHE_TYPE_V",
+    "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K": "PACELINE_DRAFT_CACHE_TYPE_K",
+    "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V": "PACELINE_DRAFT_CACHE_TYPE_V",
     "LLAMA_ARG_HOST": "PACELINE_HOST",
     "LLAMA_ARG_PORT": "PACELINE_PORT",
     "LLAMA_ARG_API_PREFIX": "PACELINE_API_PREFIX",

@@ -25,6 +25,9 @@ ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 """Every :data:`EngineName`."""
 DTYPES: tuple[DType, ...] = get_args(DType)
 """Every :data:`DType`."""
+CacheType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+CACHE_TYPES: tuple[CacheType, ...] = get_args(CacheType)
+"""Every :data:`CacheType`."""
 
 DEFAULT_BRANCHES = 8
 """Tree branches of an engine whose policy does not say how many it may want."""
@@ -68,6 +71,10 @@ class ModelOptions:
         flash_attention: whether attention is one fused kernel; ``None`` is llama.cpp's choice on devices, and on a CPU
             what :func:`paceline.load` measures to be faster (:mod:`paceline.planning.costs.attention`). Only
             ``llama_cpp``.
+        cache_type_k: type of the cache's keys; ``None`` is ``"f16"``. Quantised ones take fused attention. Only
+            ``llama_cpp``.
+        cache_type_v: type of the cache's values; ``None`` is ``"f16"``, and ``"bf16"`` where texts are exact. Quantised
+            ones take fused attention. Only ``llama_cpp``.
         exact: arithmetic that does not depend on how many rows a pass has, so that rounding turns no near-ties and a
             request gets the text that it has by itself with plain decoding and the same; see there. Several at once
             have a whole context each, and passes of their own. Only ``llama_cpp``.
@@ -158,6 +165,24 @@ class ModelOptions:
             "-fa --flash-attn", "Fused attention; on a CPU, auto measures which is faster when a model is first loaded."
         ),
     )
+    cache_type_k: CacheType | None = setting(
+        None,
+        Option("choice", optional=True, words=same(CACHE_TYPES)),
+        _MODELS(
+            "-ctk --cache-type-k",
+            f"Type of the cache's keys: {', '.join(CACHE_TYPES)}; quantised ones take -fa. [dim]\\[f16][/dim]",
+            metavar="TYPE",
+        ),
+    )
+    cache_type_v: CacheType | None = setting(
+        None,
+        Option("choice", optional=True, words=same(CACHE_TYPES)),
+        _MODELS(
+            "-ctv --cache-type-v",
+            "Type of the cache's values, as -ctk. [dim]\\[f16][/dim]",
+            metavar="TYPE",
+        ),
+    )
     exact: bool = setting(
         False,
         Option("truth"),
@@ -243,6 +268,14 @@ class ModelOptions:
                 f"flash_attention is {self.flash_attention!r}: give True, False, or None for either",
                 field="flash_attention",
             )
+        for name, cache_type in (("cache_type_k", self.cache_type_k), ("cache_type_v", self.cache_type_v)):
+            if self.flash_attention is False and is_quantized(cache_type):
+                # With keys alone llama.cpp would go on, and compute nonsense where a head's size is no multiple of 32.
+                raise InputError(
+                    f"`{name}` {cache_type} needs fused attention: leave out `flash_attention=False`, or take f16, "
+                    "bf16 or f32",
+                    field=name,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +292,9 @@ class DraftOptions:
         threads: CPU threads for passes of one row; ``None`` as the target's. Only ``llama_cpp``.
         threads_batch: CPU threads for wider passes; ``None`` for ``threads``, or as the target's where that is not
             given either. Only ``llama_cpp``.
+        cache_type_k: type of the keys in its cache; ``None`` is ``"f16"``, whatever the target's is: coarser ones cost
+            acceptance. Only ``llama_cpp``, as ``cache_type_v``.
+        cache_type_v: type of the values in its cache; ``None`` is ``"f16"``.
         vocab: whether its token ids are the target's (``same``), or what it says is put into the target's tokens
             (``translate``); ``auto`` is the first where the vocabularies fit, and else the second.
         token_map: tokens that stand for one another where drafts are translated, each as ``DRAFT=TARGET`` by their
@@ -309,6 +345,24 @@ class DraftOptions:
         _MODELS(
             "-tbd --threads-batch-draft --spec-draft-threads-batch",
             "CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
+        ),
+    )
+    cache_type_k: CacheType | None = setting(
+        None,
+        Option("choice", called="`DraftOptions.cache_type_k`", optional=True, words=same(CACHE_TYPES)),
+        _MODELS(
+            "-ctkd --cache-type-k-draft --spec-draft-type-k",
+            "Type of the keys in the draft's cache, as -ctk. [dim]\\[f16][/dim]",
+            metavar="TYPE",
+        ),
+    )
+    cache_type_v: CacheType | None = setting(
+        None,
+        Option("choice", called="`DraftOptions.cache_type_v`", optional=True, words=same(CACHE_TYPES)),
+        _MODELS(
+            "-ctvd --cache-type-v-draft --spec-draft-type-v",
+            "Type of the values in the draft's cache, as -ctv. [dim]\\[f16][/dim]",
+            metavar="TYPE",
         ),
     )
     vocab: DraftVocab = setting(
@@ -376,6 +430,9 @@ class DraftOptions:
             override_tensors=(),
             threads=target.threads if self.threads is None else self.threads,
             threads_batch=self.threads_batch if has_own_threads else target.threads_batch,
+            cache_type_k=self.cache_type_k,
+            cache_type_v=self.cache_type_v,
+            flash_attention=None if has_quantized_cache(self) else target.flash_attention,
             # Whatever a draft model says, the text is the target's.
             exact=False,
             # The tree it grows is a chain to it.
@@ -388,6 +445,15 @@ class DraftOptions:
             draft_vocab=self.vocab,
             draft_map=self.token_map,
         )
+
+
+def is_quantized(cache_type: CacheType | None) -> bool:
+    return cache_type not in (None, "f32", "f16", "bf16")
+
+
+def has_quantized_cache(options: ModelOptions | DraftOptions) -> bool:
+    """Whether keys or values are quantised, which takes fused attention."""
+    return is_quantized(options.cache_type_k) or is_quantized(options.cache_type_v)
 
 
 def memory_bytes(options: ModelOptions) -> int | None:

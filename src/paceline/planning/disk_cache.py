@@ -169,6 +169,8 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
         "flash_attention": options.flash_attention,
         # Only where it is set, so that what was kept before there was such a thing is still found.
         **({"exact": True} if options.exact else {}),
+        **({"cache_type_k": options.cache_type_k} if options.cache_type_k not in (None, "f16") else {}),
+        **({"cache_type_v": options.cache_type_v} if options.cache_type_v not in (None, "f16") else {}),
         # What a draft is worth depends on how it is taken.
         **({"draft_vocab": options.draft_vocab} if options.draft_vocab != "auto" else {}),
         **({"draft_map": list(options.draft_map)} if options.draft_map else {}),

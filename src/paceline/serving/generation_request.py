@@ -235,7 +235,7 @@ def read_generation_request(
         samplers=samplers,
         warnings=(
             *warn_of_unknown_fields(unknown),
-            *_warn_of_ineffective_fields(given, api),
+            *_warn_of_ineffective_fields({**extra, **given}, api),
             *(() if conversation is None else conversation.warnings),
         ),
         names=names,
@@ -261,6 +261,12 @@ def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]
     ]
     if given.get("return_rounds") and not given.get("stream"):
         found.append("return_rounds changes nothing without stream")
+    if given.get("n_cache_reuse") not in (None, 0):
+        # Above the first layer keys and values depend on all of the text before them.
+        found.append(
+            "n_cache_reuse changes nothing: what stands behind a change was read after another text, and reusing it "
+            "would change the answer"
+        )
     return found
 
 

@@ -43,7 +43,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
-from paceline.engines.llama_cpp.loading import CacheType, LoadedModel, load_model
+from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps
 from paceline.engines.llama_cpp.streaming import LayerStream
@@ -217,7 +217,6 @@ class LlamaCppEngine:
         options: what to load and how.
         batch_rows: see :func:`~paceline.engines.llama_cpp.loading.load_model`, as for the others.
         output_rows: most rows of one pass whose logits can be asked for.
-        cache_type: of keys and values.
 
     Raises:
         ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
@@ -225,15 +224,8 @@ class LlamaCppEngine:
         InputError: a setting does not fit this model or this machine.
     """
 
-    def __init__(
-        self,
-        options: ModelOptions,
-        *,
-        batch_rows: int | None = None,
-        output_rows: int = 256,
-        cache_type: CacheType = "f16",
-    ) -> None:
-        loaded = load_model(options, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
+    def __init__(self, options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> None:
+        loaded = load_model(options, batch_rows=batch_rows, output_rows=output_rows)
         self._vocabulary = GgufVocabulary(loaded.model)
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)

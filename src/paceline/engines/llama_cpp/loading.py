@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
 
@@ -33,7 +33,13 @@ from paceline.engines.memory import (
     give_back_freed,
     held_memory,
 )
-from paceline.engines.options import DEFAULT_BRANCHES, ModelOptions, memory_bytes
+from paceline.engines.options import (
+    DEFAULT_BRANCHES,
+    CacheType,
+    ModelOptions,
+    has_quantized_cache,
+    memory_bytes,
+)
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, read_gguf_layout
 from paceline.engines.threads import PassThreads
@@ -59,10 +65,20 @@ _UNIFORM: Final = frozenset(
 _UNFUSED_ATTENTION_BYTES: Final = 512 << 20
 """Most scratch memory that attention without the fused kernel may take by default."""
 
-CacheType: TypeAlias = Literal["f16", "f32"]
-_CACHE_TYPES: Final[dict[CacheType, int]] = {"f32": 0, "f16": 1}  # ggml's numbers for them
-_CACHE_TYPE_BYTES: Final[dict[CacheType, int]] = {"f32": 4, "f16": 2}
-_BF16: Final = 30
+_CACHE_TYPES: Final[dict[CacheType, tuple[int, int]]] = {
+    "f32": (0, 128),
+    "f16": (1, 64),
+    "bf16": (30, 64),
+    "q8_0": (8, 34),
+    "q4_0": (2, 18),
+    "q4_1": (3, 20),
+    "iq4_nl": (20, 18),
+    "q5_0": (6, 22),
+    "q5_1": (7, 24),
+}
+"""ggml's number of each type, and the bytes of a block."""
+_CACHE_BLOCK: Final = 32
+"""Elements of a block of every type that a cache can have."""
 
 _LEFT_FREE: Final = 0.05
 """Share of the free memory that is left free, where nobody says how much a process may hold."""
@@ -164,9 +180,7 @@ class LoadedModel:
         _free(self.model, self.context, self.stream)
 
 
-def load_model(
-    options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256, cache_type: CacheType = "f16"
-) -> LoadedModel:
+def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> LoadedModel:
     """Load the model and make a context for it.
 
     Args:
@@ -174,8 +188,6 @@ def load_model(
         batch_rows: most rows of one pass; ``None`` for 512, or where layers are streamed, which every pass waits for,
             as many as a small share of the memory allows.
         output_rows: most rows of one pass whose logits can be asked for; memory for them is reserved.
-        cache_type: of keys and values. With ``"f32"`` weights in F32 nothing is rounded on the way, and rows are the
-            same to 1e-4 wherever their tokens lie in the cache.
 
     Raises:
         ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
@@ -205,7 +217,7 @@ def load_model(
         model, keep_alive, remarks = _load_model(options, is_streamed=stream is not None)
         made_bytes = sum(native.log.buffers.values())
         _check_kind(model)
-        settings = _settings(model, options, batch_rows, output_rows, cache_type)
+        settings = _settings(model, options, batch_rows, output_rows)
         if stream is not None and limit_bytes is not None:
             # Finding out which attention is faster would take too many slow passes.
             settings = dataclasses.replace(settings, attention_is_open=False)
@@ -249,7 +261,7 @@ def load_model(
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
         _free(model, context, stream)
         whole = dataclasses.replace(options, memory=None, stream=False)
-        return load_model(whole, batch_rows=batch_rows, output_rows=output_rows, cache_type=cache_type)
+        return load_model(whole, batch_rows=batch_rows, output_rows=output_rows)
     branches = 0 if recurrent else settings.branches
     return LoadedModel(
         options=options,
@@ -316,7 +328,8 @@ class _Settings:
     cells: int
     batch_rows: int
     output_rows: int
-    cache_type: CacheType
+    cache_type_k: CacheType
+    cache_type_v: CacheType
     branches: int
     max_ids: int
     threads: PassThreads
@@ -504,6 +517,11 @@ def _check(options: ModelOptions, batch_rows: int | None, output_rows: int) -> N
         check_range(name, value, lowest, highest)
     if options.exact and options.flash_attention is False:
         raise InputError("exact texts (`exact`) need fused attention: leave out `flash_attention=False`")
+    if options.exact and _cache_types(options) in (("f16", "f16"), ("f32", "f32")):
+        raise InputError(
+            "exact texts (`exact`) need keys and values of different types, or none that fused attention has a kernel "
+            f"of its own for: leave out `cache_type_v={options.cache_type_v}`"
+        )
     if options.exact and options.max_sequences > 1 and options.cells is not None:
         raise InputError(
             f"exact texts (`exact`) of {options.max_sequences} requests at once need a cache for each, so they cannot "
@@ -518,9 +536,7 @@ def _check_kind(model: Any) -> None:
         raise CapabilityError("diffusion models do not decode token by token; use an autoregressive model")
 
 
-def _settings(
-    model: Any, options: ModelOptions, batch_rows: int | None, output_rows: int, cache_type: CacheType
-) -> _Settings:
+def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_rows: int) -> _Settings:
     """Fit the options to the model."""
     context_length = choose_context_length(
         options.context_length,
@@ -534,7 +550,8 @@ def _settings(
     if cells > _INT32_MAX:
         raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
     devices = _devices(options)
-    cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, cache_type))
+    type_k, type_v = _cache_types(options)
+    cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, type_k, type_v))
     available = available_memory()
     if available is not None and cells * cell_bytes > available:
         raise InputError(
@@ -571,6 +588,8 @@ def _settings(
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
     elif options.flash_attention is not None:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if options.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    elif has_quantized_cache(options) and not devices:
+        flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
     elif devices or 4 * int(api.llama_model_n_head(model)) * cells * batch_rows > _UNFUSED_ATTENTION_BYTES:
         flash = api.LLAMA_FLASH_ATTN_TYPE_AUTO
     else:
@@ -586,7 +605,8 @@ def _settings(
         cells=cells,
         batch_rows=batch_rows,
         output_rows=min(output_rows, batch_rows),
-        cache_type=cache_type,
+        cache_type_k=type_k,
+        cache_type_v=type_v,
         branches=branches,
         max_ids=max_ids,
         threads=PassThreads(options.threads, options.threads_batch),
@@ -618,7 +638,12 @@ def _fit_batch(
     return settings.with_batch(min(rows, settings.context_length), output_rows)
 
 
-def _key_value_bytes(model: Any, cache_type: CacheType) -> int:
+def _cache_types(options: ModelOptions) -> tuple[CacheType, CacheType]:
+    """Return the types of keys and values."""
+    return options.cache_type_k or "f16", options.cache_type_v or ("bf16" if options.exact else "f16")
+
+
+def _key_value_bytes(model: Any, type_k: CacheType, type_v: CacheType) -> int:
     """Return what a cell's keys and values take at least, in bytes; 0 where that is not foreseen.
 
     llama.cpp writes zeros to all of them when it makes the cache, and the system ends a process that writes to more
@@ -636,8 +661,8 @@ def _key_value_bytes(model: Any, cache_type: CacheType) -> int:
         told = _metadata(model, f"{architecture}.attention.{of}_length")
         return int(told) if told is not None and told.isdecimal() else head_size
 
-    width = int(api.llama_model_n_head_kv(model)) * (length("key") + length("value"))
-    return int(api.llama_model_n_layer(model)) * width * _CACHE_TYPE_BYTES[cache_type]
+    head_bytes = length("key") * _CACHE_TYPES[type_k][1] + length("value") * _CACHE_TYPES[type_v][1]
+    return int(api.llama_model_n_layer(model)) * int(api.llama_model_n_head_kv(model)) * head_bytes // _CACHE_BLOCK
 
 
 def _metadata(model: Any, key: str) -> str | None:
@@ -655,7 +680,11 @@ def _tolerance(model: Any, settings: _Settings) -> float:
     if settings.flash_attention != api.LLAMA_FLASH_ATTN_TYPE_DISABLED:
         return _FUSED
     # A recurrent state keeps its rounding errors.
-    if file_type == api.LLAMA_FTYPE_ALL_F32 and settings.cache_type == "f32" and not settings.recurrent:
+    if (
+        file_type == api.LLAMA_FTYPE_ALL_F32
+        and settings.cache_type_k == settings.cache_type_v == "f32"
+        and not settings.recurrent
+    ):
         return _EXACT
     return _TIGHT
 
@@ -672,9 +701,9 @@ def _create_context(
     parameters.n_outputs_max = max(settings.output_rows, settings.max_ids)
     parameters.n_threads, parameters.n_threads_batch = settings.threads.most
     parameters.flash_attn_type = settings.flash_attention
-    parameters.type_k = parameters.type_v = _CACHE_TYPES[settings.cache_type]
-    if options.exact:
-        parameters.type_v = _BF16
+    parameters.type_k, parameters.type_v = (
+        _CACHE_TYPES[each][0] for each in (settings.cache_type_k, settings.cache_type_v)
+    )
     parameters.kv_unified = not settings.apart
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
     parameters.no_perf = False
@@ -684,9 +713,12 @@ def _create_context(
     with native.log.watch() as lines:
         context = api.llama_init_from_model(model, parameters)
         if not context:
+            why = native.reason(lines)
+            way_out = "ask for a shorter context or fewer sequences"
+            if "cache type" in why or "V cache" in why:
+                way_out = "take other types of keys and values (`cache_type_k`, `cache_type_v`)"
             raise InputError(
-                f"a context of {settings.cells} tokens for {options.path} cannot be created: {native.reason(lines)}; "
-                "ask for a shorter context or fewer sequences"
+                f"a context of {settings.cells} tokens for {options.path} cannot be created: {why}; {way_out}"
             )
         return context, of_context(lines)
 
@@ -701,7 +733,11 @@ def _describe(model: Any, options: ModelOptions, settings: _Settings) -> str:
         parameters /= 1000
     kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
     where = ", ".join(native.device_titles(settings.devices)) or f"CPU, {settings.threads.most[0]} threads"
-    return f"{Path(options.path).name} ({kind}) on {where}{', exact' if options.exact else ''}"
+    type_k, type_v = settings.cache_type_k, settings.cache_type_v
+    # What is kept of costs is kept under this description.
+    is_usual = (type_k, type_v) == ("f16", "bf16" if options.exact else "f16")
+    types = "" if is_usual else f", keys in {type_k}, values in {type_v}"
+    return f"{Path(options.path).name} ({kind}) on {where}{', exact' if options.exact else ''}{types}"
 
 
 def _devices(options: ModelOptions) -> tuple[str, ...]:

@@ -73,6 +73,8 @@ def _refuse_foreign(options: ModelOptions) -> None:
     unused = {
         "threads for batches (`threads_batch`)": options.threads_batch is not None,
         "fused attention (`flash_attention`)": options.flash_attention is not None,
+        "a type of the cache (`cache_type_k`, `cache_type_v`)": (options.cache_type_k, options.cache_type_v)
+        != (None, None),
         "exactness (`exact`)": options.exact,
         "tensor overrides (`override_tensors`)": bool(options.override_tensors),
         "a number of GPU layers (`gpu_layers`)": options.gpu_layers != -1,
