@@ -46,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: Sequence[str] | None
     ignore_end: bool | None
     preserved_ids: Sequence[int] | None
+    min_indent: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None

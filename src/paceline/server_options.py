@@ -32,6 +32,9 @@ class ServerOptions:
         allowed_hosts: further names under which clients may know this server.
         ssl_key_file: private key for TLS, in PEM.
         ssl_cert_file: certificate for TLS, in PEM.
+        infill_tokens: most tokens around a gap that ``/infill`` has the model read: three quarters before it, a quarter
+            behind; half of the context where that has no more.
+        spm_infill: whether ``/infill`` puts what is behind a gap first.
         strict_fields: refuse requests with fields that nobody knows, instead of naming the fields in a warning.
         kv_unified: whether each request may have the whole context, and all share its room; else each has its part.
             ``None`` is yes where the number of requests is not given.
@@ -109,6 +112,14 @@ class ServerOptions:
     )
     ssl_cert_file: str | None = setting(
         None, Option("other", optional=True), _ACCESS("--ssl-cert-file", "Certificate for TLS, in PEM.", metavar="FILE")
+    )
+    infill_tokens: int = setting(
+        2048,
+        Option("whole", low=16),
+        _SERVER("--infill-tokens", "Most tokens around a gap that /infill has the model read."),
+    )
+    spm_infill: bool = setting(
+        False, Option("truth"), _SERVER("--spm-infill", "Have /infill put what is behind a gap first.")
     )
     strict_fields: bool = setting(
         False,

@@ -186,3 +186,46 @@ def test_segments_carry_the_source_of_the_token_that_completed_them() -> None:
         TextSegment("y", "draft"),
         TextSegment("!", "suffix"),
     ]
+
+
+INDENTED = st.text(" \t\nab", max_size=30)
+
+
+def cut_outdented(text: str, min_indent: int) -> str:
+    """Return a text up to the first line, but for its first, that begins with too few blanks, and these blanks."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines[1:], 1):
+        rest = line.lstrip(" \t")
+        is_begun = bool(rest) or number < len(lines) - 1
+        if is_begun and len(line) - len(rest) < min_indent:
+            return "\n".join([*lines[:number], line[: len(line) - len(rest)]])
+    return text
+
+
+@settings(max_examples=300)
+@given(text=INDENTED, min_indent=st.integers(0, 3), cuts=CUTS)
+def test_a_line_that_is_not_indented_ends_the_text_behind_its_blanks(
+    text: str, min_indent: int, cuts: list[int]
+) -> None:
+    stream = TextStream(min_indent=min_indent)
+    found = "".join(joined(stream.push(piece, "")) for piece in pieces_of(text.encode(), cuts))
+    found += joined(stream.flush())
+    assert found == cut_outdented(text, min_indent)
+    assert stream.outdented == stream.stopped == (found != text)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "outdented"),
+    [
+        ("b\n", "a\n", False),  # a stop text that begins there counts
+        ("c", "a\n", True),
+        ("a", "", False),
+        ("\nb", "a", False),  # the stop text begins first
+    ],
+)
+def test_a_stop_text_or_a_line_ends_the_text_whichever_begins_first(stop: str, text: str, outdented: bool) -> None:
+    stream = TextStream([stop], min_indent=2)
+    found = "".join(joined(stream.push(character.encode(), "")) for character in "a\nb\nc")
+    found += joined(stream.flush())
+    assert (found, stream.outdented, stream.stopped) == (text, outdented, True)
+    assert stream.stop_text == ("" if outdented else stop)

@@ -33,6 +33,7 @@ from paceline.core.errors import (
     ModelFileError,
     NoRoomError,
 )
+from paceline.core.vocabulary import InfillTokens
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.models.embedded import embedded_draft, embedded_target
 
@@ -919,6 +920,15 @@ def test_control_tokens_are_silent_and_other_added_tokens_are_text() -> None:
     assert spelled(vocabulary, vocabulary.tokenize(text)) == text.encode()
     assert turn not in vocabulary.tokenize(text)
     assert turn in vocabulary.tokenize(text, parse_special=True)
+
+
+def test_tokens_for_gaps_are_found_by_their_names() -> None:
+    tokenizer = wrapped(byte_level_backend(), eos_token="<|end|>")
+    assert TokenizerVocabulary(tokenizer, size=VOCAB_SIZE).infill_tokens == InfillTokens()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<fim_suffix>", "<fim_prefix>", "<|fim_middle|>"]})
+    vocabulary = TokenizerVocabulary(tokenizer, size=VOCAB_SIZE)
+    names = [vocabulary.token_spelling(token_id) for token_id in vocabulary.infill_tokens if token_id is not None]
+    assert names == [b"<fim_prefix>", b"<fim_suffix>", b"<|fim_middle|>"]
 
 
 def test_special_tokens_open_a_text_and_never_close_it() -> None:

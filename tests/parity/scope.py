@@ -8,7 +8,7 @@ from dataclasses import dataclass
 IN_SCOPE = "in scope"
 OUT_OF_SCOPE = "out of scope"
 
-TO_COME = ("responses", "anthropic", "infill")
+TO_COME = ("responses", "anthropic")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ RULES = (
     Rule(r"test_basic\.py::test_load_split_model", OUT_OF_SCOPE, _MODEL),
     Rule(r"test_infill\.py::test_with_qwen_model", OUT_OF_SCOPE, _MODEL),
     Rule(r"test_completion\.py::test_cache_vs_nocache_prompt", OUT_OF_SCOPE, "skipped by llama.cpp itself"),
-    Rule(r"test_infill\.py", "infill", "the next issue's"),
     Rule(r"test_tool_call\.py::test_\w+_real_model\[tool25-code-", OUT_OF_SCOPE, _UNKNOWN_CALLS),
     Rule(r"test_tool_call\.py::test_(weather|calc_result|thoughts|hello_world)\[", OUT_OF_SCOPE, _SAID),
     Rule(r"test_tool_call\.py::test_\w+_real_model\[tool(?!2-)\d+-code-.*-chatml-", OUT_OF_SCOPE, _SAME),

@@ -21,6 +21,7 @@ ROUTES: Final = {
     "/health": {"get"},
     "/metrics": {"get"},
     "/completion": {"post"},
+    "/infill": {"post"},
     "/v1/completions": {"post"},
     "/v1/chat/completions": {"post"},
     "/v1/chat/completions/input_tokens": {"post"},
@@ -167,7 +168,7 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
         gate.open()
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/slots/0"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/v1/responses", "/v1/messages", "/slots/0"])
 def test_routes_of_others_are_not_found_in_words(server: Hosted, path: str) -> None:
     # OpenAI's clients would try status 501 again, twice.
     error = server.refusal(path, {}, 404)
@@ -250,7 +251,7 @@ def test_aliases_answer_like_the_routes_themselves(server: Hosted) -> None:
         response = server.post(path, {}) if post else server.get(path)
         assert response.status_code in (200, 400), path
         if response.status_code == 400:
-            assert response.json()["error"]["param"] in ("prompt", "messages", "id")
+            assert response.json()["error"]["param"] in ("prompt", "input_prefix", "messages", "id")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "chat_template": ([""], ["{{ messages }}"]),
     "tfs_z": ([1, 1.0], [0.9]),
     "lora": ([[]], [[{"id": 0, "scale": 1.0}]]),
-    "n_indent": ([0], [2]),
     "grammar_lazy": ([False], [True]),
     "grammar_triggers": ([[]], [[{"type": 0, "value": "a"}]]),
     "chat_format": ([0], [1]),

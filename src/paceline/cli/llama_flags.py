@@ -120,7 +120,6 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_taken(1, _TEXT, "-mmdev", "--mmproj-device", "--image-min-tokens", "--image-max-tokens"),
     **_taken(1, _TEXT, "--mtmd-batch-max-tokens", "--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"),
     **_taken(1, _TEXT, "--pooling", "--embd-normalize"),
-    **_taken(0, _TEXT, "--spm-infill"),
     **_refused(0, _TEXT, "--embedding", "--embeddings", "--rerank", "--reranking"),
     # how answers are sampled
     **_taken(0, "rows are sampled here", "--backend-sampling", "--backend_sampling", "-bs"),

@@ -215,6 +215,8 @@ class StopRules:
         ignore_end: keep going past end-of-generation tokens.
         preserved_ids: control tokens that are spelled out in the text, such as the markers of reasoning. Others add
             nothing to it. A token that ends the answer is never written.
+        min_indent: a line behind the first that begins with fewer blanks than this ends the answer behind its blanks,
+            an empty line, too; 0 lets all lines pass. For code that fills a gap within a block.
     """
 
     max_tokens: int = setting(
@@ -237,6 +239,10 @@ class StopRules:
         False, Option("truth", json=("ignore_eos",)), _OUTPUT("--ignore-eos", "Go on past the end of the answer.")
     )
     preserved_ids: tuple[int, ...] = setting((), Option("other", variable=None))
+    min_indent: int = setting(
+        0,
+        Option("whole", called="min-indent", low=0, way_out="0 lets all lines pass", variable=None, json=("n_indent",)),
+    )
 
     def __post_init__(self) -> None:
         take_values(self)

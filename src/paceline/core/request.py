@@ -93,7 +93,7 @@ class Request:
         self.cache = cache
         self.logprob_params = logprob_params
         self.sequence = -1
-        self.text = TextStream(rules.stop, rules.preserved_ids)
+        self.text = TextStream(rules.stop, rules.preserved_ids, rules.min_indent)
         self.sources: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.segments: list[TextSegment] = []

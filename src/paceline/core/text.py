@@ -52,16 +52,24 @@ class TextStream:
 
     So a stop text may be a control token, or have some in it. Ordinary text that spells the same stops as well. A stop
     text without control tokens is not found around one: the model did not write it.
+
+    A line that begins with fewer than ``min_indent`` blanks ends the text behind its blanks, but for the first line,
+    whose beginning may be in the prompt.
     """
 
-    def __init__(self, stop: Sequence[str] = (), preserved_ids: Collection[int] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), preserved_ids: Collection[int] = (), min_indent: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._preserved_ids = preserved_ids
         self._withheld: list[_Piece] = []
         self._last_source = ""
+        self._min_indent = min_indent
+        # Blanks of a line that has nothing else yet; of others, and the first, None.
+        self._indent: int | None = None
         self.stopped = False
-        """Whether a stop text has come up; nothing is added after."""
+        """Whether a stop text has come up, or a line that is not indented enough; nothing is added after."""
+        self.outdented = False
+        """Whether that was a line."""
         self.stop_text = ""
         """The stop text that has come up; of several that begin at one place, the first that was given."""
 
@@ -79,7 +87,7 @@ class TextStream:
     def push(self, token_bytes: bytes, source: str) -> list[TextSegment]:
         """Add a token's bytes and return the text that became final."""
         self._last_source = source
-        return self._release(self._decoder.decode(token_bytes), source)
+        return self._cut_outdented(self._release(self._decoder.decode(token_bytes), source))
 
     def push_control(self, spelling: bytes, source: str) -> list[TextSegment]:
         """Add a control token, which stop texts may name, and return the text that became final.
@@ -87,7 +95,7 @@ class TextStream:
         Without stop texts a control token changes nothing and need not be pushed.
         """
         self._last_source = source
-        return self._release(spelling.decode("utf-8", "replace"), source, shown=False)
+        return self._cut_outdented(self._release(spelling.decode("utf-8", "replace"), source, shown=False))
 
     def flush(self) -> list[TextSegment]:
         """Return all that was withheld; for the end of an answer that no stop text ended."""
@@ -96,7 +104,23 @@ class TextStream:
         released = self._release(self._decoder.decode(b"", final=True), self._last_source)
         released += _drop_hidden(self._withheld)
         self._withheld = []
-        return released
+        return self._cut_outdented(released)
+
+    def _cut_outdented(self, segments: list[TextSegment]) -> list[TextSegment]:
+        if not self._min_indent:
+            return segments
+        for number, segment in enumerate(segments):
+            for place, character in enumerate(segment.text):
+                if self._indent is not None and character in " \t":
+                    self._indent += 1
+                    continue
+                if self._indent is not None and self._indent < self._min_indent:
+                    self.stopped = self.outdented = True
+                    self.stop_text, self._withheld = "", []
+                    cut = [replace(segment, text=segment.text[:place])] if place else []
+                    return [*segments[:number], *cut]
+                self._indent = 0 if character == "\n" else None
+        return segments
 
     def _release(self, text: str, source: str, *, shown: bool = True) -> list[TextSegment]:
         if not text or self.stopped:

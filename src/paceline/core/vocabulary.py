@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class InfillTokens(NamedTuple):
+    """Tokens that tell a model to fill the gap between two texts (arXiv 2207.14255); ``None`` where it has none.
+
+    Attributes:
+        prefix: stands before the text before the gap.
+        suffix: stands before the text behind it.
+        middle: stands before what is filled in.
+        repository: stands before the name of a repository.
+        file: stands before the name of each of its files.
+    """
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    repository: int | None = None
+    file: int | None = None
 
 
 class Vocabulary(Protocol):
@@ -35,6 +53,11 @@ class Vocabulary(Protocol):
     @property
     def control_ids(self) -> frozenset[int]:
         """Tokens that stand for no text, such as those that end a turn; padding is not among them."""
+        ...
+
+    @property
+    def infill_tokens(self) -> InfillTokens:
+        """Tokens that tell the model to fill a gap."""
         ...
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:

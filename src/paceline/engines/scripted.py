@@ -16,6 +16,7 @@ from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, ClosedError, InputError, NoRoomError
 from paceline.core.noise import uniform_from_words
+from paceline.core.vocabulary import InfillTokens
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
 from paceline.engines.pending_tree import PendingTree, check_step
@@ -67,6 +68,11 @@ class ScriptedVocabulary:
     @property
     def control_ids(self) -> frozenset[int]:
         return self.end_ids
+
+    @property
+    def infill_tokens(self) -> InfillTokens:
+        """None, unless a subclass has some."""
+        return InfillTokens()
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Cut text into the longest pieces from left to right; there are no special tokens to add or to parse."""

@@ -109,7 +109,7 @@ class Postprocessor:
             return "end"
         request.segments += request.text.push_token(token_id, request.sources[-1], self._vocabulary)
         if request.text.stopped:
-            return "stop"
+            return "length" if request.text.outdented else "stop"
         if request.num_output >= request.rules.max_tokens:
             return "length"
         if len(request.token_ids) >= self._context_length:

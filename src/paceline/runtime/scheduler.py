@@ -504,7 +504,7 @@ def rollback_text(request: Request, num_tokens: int, vocabulary: Vocabulary) -> 
     del request.sources[request.num_output :]
     del request.logprobs[request.num_output :]
     del request.segment_ends[request.num_output :]
-    request.text = TextStream(request.rules.stop, request.rules.preserved_ids)
+    request.text = TextStream(request.rules.stop, request.rules.preserved_ids, request.rules.min_indent)
     request.segments = []
     for token_id, source in zip(request.output_ids, request.sources, strict=True):
         request.segments += request.text.push_token(token_id, source, vocabulary)

@@ -55,6 +55,7 @@ from paceline.serving.prompts import (
     encode,
     prepare_chat,
     prepare_completions,
+    prepare_infill,
     read_ids,
     read_mixed,
     resolve_biases,
@@ -68,6 +69,7 @@ from paceline.serving.schema import (
     CompletionBody,
     ControlBody,
     DetokenizeBody,
+    InfillBody,
     TemplateBody,
     TokenizeBody,
     describe_body,
@@ -189,6 +191,7 @@ def _no_such_route(request: Request) -> PacelineError:
 
 
 _Completion = Annotated[CompletionBody, Depends(read_body_as(CompletionBody))]
+_Infill = Annotated[InfillBody, Depends(read_body_as(InfillBody))]
 _Chat = Annotated[ChatBody, Depends(read_body_as(ChatBody))]
 _Control = Annotated[ControlBody, Depends(read_body_as(ControlBody))]
 _Tokenize = Annotated[TokenizeBody, Depends(read_body_as(TokenizeBody))]
@@ -198,7 +201,6 @@ _Template = Annotated[TemplateBody, Depends(read_body_as(TemplateBody))]
 _NOT_OFFERED: Final = {
     "embeddings": ("/embedding", "/embeddings", "/v1/embeddings"),
     "reranking": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
-    "infilling": ("/infill",),
     "the Responses API: use /v1/chat/completions": ("/v1/responses", "/responses"),
     "Anthropic's API: use /v1/chat/completions": ("/v1/messages",),
     "adapters": ("/lora-adapters",),
@@ -225,6 +227,7 @@ class Handlers:
                   is_public=True, is_polled=True),
             Route(_GET, ("/metrics",), self.metrics, "Counts and times, for Prometheus", is_polled=True),
             Route(_POST, ("/completion", "/completions"), self.native, "Go on with a text"),
+            Route(_POST, ("/infill",), self.infill, "Fill the gap between two texts"),
             Route(_POST, ("/v1/completions",), self.completions, "Go on with a text, as OpenAI"),
             Route(_POST, ("/v1/chat/completions", "/chat/completions"), self.chat, "Answer a conversation"),
             Route(_POST, ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), self.input_tokens,
@@ -265,6 +268,10 @@ class Handlers:
 
     async def native(self, request: Request, body: _Completion) -> Response:
         return await self._complete(request, body, "native")
+
+    async def infill(self, request: Request, body: _Infill) -> Response:
+        generation, prompts = await cancel_on_disconnect(request, self._prepare_infill(request, body))
+        return await self._server.answer(request, generation, prompts)
 
     async def completions(self, request: Request, body: _Completion) -> Response:
         return await self._complete(request, body, "completions")
@@ -426,6 +433,20 @@ class Handlers:
             num_choices=generation.num_choices,
             most=self._server.options.max_choices,
         )
+
+    async def _prepare_infill(
+        self, request: Request, body: InfillBody
+    ) -> tuple[GenerationRequest, list[PreparedPrompt]]:
+        generation = await self._read(request, body, "native")
+        prompt = await prepare_infill(
+            self._server.host.served,
+            self._share(request),
+            await _reading_kind(request),
+            body,
+            self._server.options,
+            max_tokens=generation.options.rules.max_tokens,
+        )
+        return generation, [prompt]
 
     async def _prepare_chat(
         self, request: Request, body: ChatBody, api: Api, *, counts: bool = False

@@ -95,7 +95,6 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "structured_outputs.disable_any_whitespace": Neutral(_is(False), "leave it out"),
     # of llama-server
     "lora": Neutral(_empty, "load a merged model"),
-    "n_indent": Neutral(_is(0), "leave it out"),
     "grammar_lazy": Neutral(_is(False), "leave it out"),
     "grammar_triggers": Neutral(_empty, "leave it out"),
     "chat_format": Neutral(_is(0), "leave it out"),
@@ -110,7 +109,7 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"),
         *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity"),
         # how it is computed
-        *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters"),
+        *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters", "t_max_prompt_ms"),
         # of samplers that are switched off
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold"),
         *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"),
@@ -142,6 +141,8 @@ _WITHIN: Final[Mapping[str, Known]] = {
         "json_schema": dict.fromkeys(("name", "description", "schema", "strict")),
     },
     "structured_outputs": dict.fromkeys(("json", "json_object", "regex", "choice", "grammar", "disable_fallback")),
+    # llama.vim notes when it took a text.
+    "input_extra": [dict.fromkeys(("text", "filename", "time"))],
     "tools": [
         {
             **dict.fromkeys(("type", "cache_control")),

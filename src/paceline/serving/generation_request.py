@@ -62,9 +62,10 @@ _OTHER_SAMPLERS: Final[Mapping[str, str]] = {
     "top_n_sigma": "s",
     "xtc": "x",
     "adaptive_p": "a",
+    "infill": "i",
     "temp": "",
 }
-"""Steps that only act with fields that are refused here; a list may name them."""
+"""Steps that a list may name. All but ``infill`` only act with fields that are refused here."""
 
 _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
@@ -235,7 +236,7 @@ def read_generation_request(
         samplers=samplers,
         warnings=(
             *warn_of_unknown_fields(unknown),
-            *_warn_of_ineffective_fields({**extra, **given}, api),
+            *_warn_of_ineffective_fields({**extra, **given}, api, samplers or ()),
             *(() if conversation is None else conversation.warnings),
         ),
         names=names,
@@ -252,13 +253,15 @@ def warn_of_unknown_fields(unknown: Sequence[str]) -> tuple[str, ...]:
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
 
 
-def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]:
+def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api, samplers: Sequence[str]) -> list[str]:
     """Return what to say of fields that change nothing on this route, or without a stream."""
     found = [
         f"{name} changes nothing on this route"
         for name, routes in _ROUTES_OF.items()
         if api not in routes and given.get(name) not in (None, False, [])
     ]
+    if "infill" in samplers:
+        found.append("the sampling step infill was left out: an answer may go on past where the gap is filled")
     if given.get("return_rounds") and not given.get("stream"):
         found.append("return_rounds changes nothing without stream")
     if given.get("n_cache_reuse") not in (None, 0):

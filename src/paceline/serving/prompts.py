@@ -23,6 +23,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.core.numbers import shown
 from paceline.core.vocabulary import Vocabulary
+from paceline.server_options import ServerOptions
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.chat_request import (
     OfferedTools,
@@ -33,11 +34,11 @@ from paceline.serving.chat_request import (
     tools_for_template,
 )
 from paceline.serving.conversations import Conversation
-from paceline.serving.errors import FieldError, in_names_of
+from paceline.serving.errors import FieldError, NotOfferedError, in_names_of
 from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ServedModel
-from paceline.serving.schema import MAX_TEXTS, ChatSettings
+from paceline.serving.schema import MAX_TEXTS, ChatSettings, InfillBody
 from paceline.serving.work import Kind, Share
 from paceline.vocabularies.length import most_tokens
 
@@ -65,6 +66,101 @@ async def prepare_completions(
         return found
 
     return await share.offload(kind, read)
+
+
+_MAX_INFILL_BYTES: Final = 2 << 20
+"""Bytes of all texts of a gap and around it: no call of a tokenizer can be stopped, and at worst these take seconds."""
+
+_SNIPPET: Final = "\n\n--- snippet ---\n\n"
+"""Stands before each further text where the model has no token for that, as in llama-server."""
+
+
+async def prepare_infill(
+    served: ServedModel, share: Share, kind: Kind, body: InfillBody, settings: ServerOptions, *, max_tokens: int
+) -> PreparedPrompt:
+    """Return the prompt of a gap to fill, in llama-server's order and with its parts.
+
+    ::
+
+        REPOSITORY myproject  FILE name text  FILE name text  ...  FILE filename  PREFIX before  SUFFIX behind  MIDDLE
+        |<---- as much of its end as the context has room for --->|        |<--- settings.infill_tokens --->|
+
+    Raises:
+        NotOfferedError: the model has no tokens that say what a gap is.
+        FieldError: a field cannot be used.
+        ContextLengthError: the context is too small for what is around the gap.
+    """
+    vocabulary = served.model.target.vocabulary
+    tokens = vocabulary.infill_tokens
+    start, hole, end = tokens.prefix, tokens.suffix, tokens.middle
+    if start is None or hole is None or end is None:
+        parts = {"prefix": start, "suffix": hole, "middle": end}
+        missing = " ".join(f"{name} token is missing." for name, token_id in parts.items() if token_id is None)
+        raise NotOfferedError(f"Infill is not supported by this model: {missing} Serve one that was made to fill gaps")
+    prefix, suffix = read_mixed(body.input_prefix, "input_prefix"), read_mixed(body.input_suffix, "input_suffix")
+    if len(body.input_extra or ()) > MAX_TEXTS:
+        raise FieldError("input_extra", f"input_extra has more than {MAX_TEXTS} texts: send those nearest to the gap")
+    extra = [_read_extra(each, number) for number, each in enumerate(body.input_extra or ())]
+    texts = [body.prompt or "", *(part for part in (*prefix, *suffix) if isinstance(part, str))]
+    texts += [part for pair in extra for part in pair]
+    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if num_bytes > _MAX_INFILL_BYTES:
+        raise FieldError(
+            "input_prefix",
+            f"the texts have {num_bytes} bytes: at most {_MAX_INFILL_BYTES} are taken; send what is near the gap",
+        )
+
+    def encoded(parts: Sequence[TextOrId], name: str, *, parse_special: bool = False) -> list[int]:
+        token_ids = encode(parts, vocabulary, add_special=False, parse_special=parse_special)
+        check_ids(token_ids, vocabulary, name)
+        return token_ids
+
+    def write() -> PreparedPrompt:
+        context, rows = served.context_length, settings.infill_tokens
+        if rows >= context:
+            rows = context // 2
+        before, behind = encoded(prefix, "input_prefix"), encoded(suffix, "input_suffix")
+        begun = encoded([body.prompt or ""], "prompt", parse_special=True)
+        first = [start, *before[max(0, len(before) - 3 * (rows // 4)) :], *begun]
+        second = [hole, *behind[: max(0, rows // 4 - 2 - len(begun))]]
+        if settings.spm_infill:
+            first, second = second, first
+        gap = [*vocabulary.tokenize("", add_special=True), *first, *second, end]
+        others = _encode_extra(extra, vocabulary)
+        room = context - rows - 2 * (served.options.get("max_tokens") or -1)
+        # llama-server leaves it at that, and may have no room for the answer.
+        room = max(0, min(room, context - len(gap) - min(max_tokens, rows)))
+        token_ids = [*others[max(0, len(others) - room) :], *gap]
+        check_length(len(token_ids), context)
+        return PreparedPrompt(token_ids, tokens_to_text(token_ids, vocabulary))
+
+    return await share.offload(kind, write)
+
+
+def _read_extra(given: Mapping[str, Any], number: int) -> tuple[str, str]:
+    """Return the name of a further text, and the text."""
+    name, text = given.get("filename"), given.get("text")
+    if not isinstance(text, str) or not isinstance(name, str | None):
+        raise FieldError(
+            "input_extra",
+            f"input_extra[{number}] is {shown(given)}: give an object with a text, and a filename if you like",
+        )
+    return "tmp" if name is None else name, text
+
+
+def _encode_extra(extra: Sequence[tuple[str, str]], vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens of further texts, each behind the model's token for a file and its name, if there is one."""
+    tokens = vocabulary.infill_tokens
+
+    def plain(text: str) -> list[int]:
+        return vocabulary.tokenize(text, add_special=False)
+
+    token_ids = [] if tokens.repository is None else [tokens.repository, *plain("myproject\n")]
+    snippet = plain(_SNIPPET) if extra and tokens.file is None else []
+    for name, text in extra:
+        token_ids += snippet if tokens.file is None else [tokens.file, *plain(f"{name}\n")]
+        token_ids += plain(text)
+    return token_ids if tokens.file is None else [*token_ids, tokens.file, *plain("filename\n")]
 
 
 async def prepare_chat(

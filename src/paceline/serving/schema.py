@@ -209,6 +209,17 @@ class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
     logprobs: Whole | bool | None = Field(None, description="How many likely tokens to list beside each.")
 
 
+class InfillBody(CompletionBody):
+    """A gap between two texts to fill."""
+
+    prompt: str | None = Field(None, description="What the filling begins with.")
+    input_prefix: Any = Field(..., description="The text before the gap.", examples=[_EXAMPLE_TEXT])
+    input_suffix: Any = Field(..., description="The text behind it.", examples=["    return a\n"])
+    input_extra: Objects | None = Field(
+        None, description="Other texts to know of, each as an object of text and filename."
+    )
+
+
 class ChatSettings(_Body):
     """How a conversation is written, whatever form it has itself."""
 
@@ -354,7 +365,7 @@ def _field_error(error: ValidationError) -> FieldError:
     return FieldError(param, f"{param} is {shown(first['input'])}: {said.replace('input should', 'it should')}")
 
 
-_BODIES: Final = (ChatBody, CompletionBody, ControlBody, DetokenizeBody, TemplateBody, TokenizeBody)
+_BODIES: Final = (ChatBody, CompletionBody, ControlBody, DetokenizeBody, InfillBody, TemplateBody, TokenizeBody)
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     "default": {

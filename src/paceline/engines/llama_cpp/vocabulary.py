@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import CapabilityError, ClosedError, InputError
+from paceline.core.vocabulary import InfillTokens
 from paceline.engines.llama_cpp.ends import find_end_ids
 from paceline.engines.llama_cpp.tokenizing import (
     LONG,
@@ -131,6 +132,19 @@ class GgufVocabulary:
     def control_ids(self) -> frozenset[int]:
         """Tokens that stand for no text, the one for unknown text included."""
         return frozenset(filter(self._is_control, range(self._size)))
+
+    @cached_property
+    def infill_tokens(self) -> InfillTokens:
+        """As llama.cpp finds them: by the file's keys, else by the usual names."""
+        finders = (
+            api.llama_vocab_fim_pre,
+            api.llama_vocab_fim_suf,
+            api.llama_vocab_fim_mid,
+            api.llama_vocab_fim_rep,
+            api.llama_vocab_fim_sep,
+        )
+        found = (int(self._look(finder)) for finder in finders)
+        return InfillTokens(*(token_id if 0 <= token_id < self._size else None for token_id in found))
 
     def _is_control(self, token_id: int) -> bool:
         return self._has(token_id, api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN)

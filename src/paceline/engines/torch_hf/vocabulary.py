@@ -7,9 +7,10 @@ import json
 import re
 import threading
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.core.errors import CapabilityError, InputError
+from paceline.core.vocabulary import InfillTokens
 from paceline.vocabularies.length import TokenReach
 from paceline.vocabularies.spelling import single_characters, spell_out
 from paceline.vocabularies.turns import unnamed_turn_ends
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_INFILL_NAMES: Final = (
+    ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
+    ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+    ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+    ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    ("<|file_sep|>",),
+)
+"""Names of the tokens that :class:`InfillTokens` lists, in the order of its fields: those that llama.cpp looks for."""
+
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -115,6 +126,12 @@ class TokenizerVocabulary:
     @property
     def control_ids(self) -> frozenset[int]:
         return self._control_ids
+
+    @cached_property
+    def infill_tokens(self) -> InfillTokens:
+        """Added tokens of the usual names."""
+        ids = {spelling.decode(): token_id for token_id, spelling in self._added.items() if token_id < self._size}
+        return InfillTokens(*(next((ids[name] for name in names if name in ids), None) for names in _INFILL_NAMES))
 
     @cached_property
     def _single_ids(self) -> dict[bytes, int]:
