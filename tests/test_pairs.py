@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from paceline.api import Model
 from paceline.comparison import answer, explain
+from paceline.core.logprobs import LogprobParams, TokenLogprob, compute_prompt_logprob
 from paceline.core.params import VERIFIER_NAMES, SamplingParams, StopRules, VerifierName
 from paceline.drafters.registry import build_drafters
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.base import Engine
+from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.loading import open_engine
 from paceline.engines.options import EngineName, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions
-from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.tiers import some_long
 
 
@@ -147,3 +150,32 @@ def test_a_draft_proposes_only_tokens_that_it_shares_with_the_target(verify: Ver
         drafted = {token for token, source in zip(answer.token_ids, answer.sources, strict=True) if source == "draft"}
         assert drafted.isdisjoint([50, 60, *range(290, 300)])
         assert answer.stats.num_accepted > 10
+
+
+@pytest.mark.parametrize("engine", some_long(["llama_cpp", "torch_hf"], quick=["llama_cpp"]))
+def test_log_probabilities_of_a_prompt_are_those_of_reading_it_token_by_token(engine: EngineName) -> None:
+    """Read in passes as wide as the engine makes them, though its beginning is at hand, and one by one."""
+    opened = gguf(embedded_target, engine)
+    with Model(opened, [], NO_SPECULATION, pool=SequencePool(opened)) as model:
+        prompt_ids = opened.vocabulary.tokenize(heldout("code")[0])[:90]
+        model.generate(prompt_ids[:60], max_tokens=1)
+        found = model.generate(prompt_ids, max_tokens=1, prompt_logprobs=3)
+
+        def read_one_by_one() -> list[TokenLogprob]:
+            sequence, listed = opened.open(), []
+            for token_id, following in pairwise(prompt_ids):
+                row = opened.forward([Step(sequence, [token_id], [COMMITTED_END], [0])]).logits(0, 0)
+                listed.append(compute_prompt_logprob(following, row, LogprobParams(prompt_logprobs=3)))
+                opened.commit(sequence, [0])
+            return listed
+
+        expected = model.worker.call(read_one_by_one)
+        tolerance = 2 * opened.capabilities.logit_tolerance
+    assert [one.token_id for one in found.prompt_logprobs] == prompt_ids[1:]
+    assert [one.logprob for one in found.prompt_logprobs] == pytest.approx(
+        [one.logprob for one in expected], abs=tolerance
+    )
+    assert all(len(one.top) == 3 for one in found.prompt_logprobs)
+    assert [one.top[0][1] for one in found.prompt_logprobs] == pytest.approx(
+        [one.top[0][1] for one in expected], abs=tolerance
+    )

@@ -72,6 +72,7 @@ class GenerateOptions(TypedDict, total=False):
     client: str | None
     logprobs: int | None
     post_sampling_probs: bool | None
+    prompt_logprobs: int | None
     constraint: Source | Constraint | None
 
 

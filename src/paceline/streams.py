@@ -35,6 +35,7 @@ class Generation:
         model_defaults: what the model's own defaults set of how it was sampled, by the fields of
             :class:`SamplingParams`.
         logprobs: for each token its log-probability; empty where none are asked for.
+        prompt_logprobs: for each token of the prompt but the first its log-probability; empty where none are asked for.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Generation:
     stats: RequestStats
     model_defaults: Mapping[str, Any] = field(default_factory=dict)
     logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
     @classmethod
     def of(
@@ -61,6 +63,8 @@ class Generation:
             stats=stats,
             model_defaults=submission.options.model_defaults,
             logprobs=tuple(logprob for emission in emissions for logprob in emission.logprobs),
+            # Complete with the first emission.
+            prompt_logprobs=tuple(emissions[0].request.prompt_logprobs) if emissions else (),
         )
 
 

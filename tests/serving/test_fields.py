@@ -38,7 +38,6 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "structured_outputs.disable_any_whitespace": ([False], [True]),
     "min_tokens": ([0], [5]),
     "stop_token_ids": ([[]], [[5]]),
-    "prompt_logprobs": ([0, False], [1]),
     "skip_special_tokens": ([True], [False]),
     "spaces_between_special_tokens": ([True], [False]),
     "include_stop_str_in_output": ([False], [True]),

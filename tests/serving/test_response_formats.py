@@ -67,7 +67,8 @@ def a_choice(number: int) -> Any:
     )
     return SimpleNamespace(
         number=number,
-        prompt=SimpleNamespace(text="once \ud83d"),
+        prompt=SimpleNamespace(text="once \ud83d", token_ids=[1, 2]),
+        prompt_logprobs=[TokenLogprob(2, -0.5, ((2, -0.5), (3, -1.0)))],
         stream=stream,
         stats=request.stats,
         num_prompt=7,
@@ -108,7 +109,10 @@ def rounds_of(
     return found + ended
 
 
-FLAGS: Final = ("include_usage", "echo", "timings_per_token", "verbose", "reads_only", "post_sampling")
+FLAGS: Final = (
+    *("include_usage", "echo", "timings_per_token", "verbose", "reads_only", "post_sampling"),
+    *("continuous_usage", "return_token_ids", "names_ids"),
+)
 
 
 @pytest.mark.parametrize("api", ["native", "completions", "chat"])

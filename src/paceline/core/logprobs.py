@@ -1,7 +1,8 @@
-"""Log-probabilities of emitted tokens, by the target's own rows.
+"""Log-probabilities of emitted tokens and of prompts, by the target's own rows.
 
 Every emitted token was chosen by one row of the target's logits: that of the token before it, drafted or not. Its
-log-probability is a function of that row, so accepted drafts have theirs like all other tokens.
+log-probability is a function of that row, so accepted drafts have theirs like all other tokens. So has a token of the
+prompt, from the row of the token before it; the first one has none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from paceline.core.arrays import FloatArray
 from paceline.core.fields import Option, setting, take_values
 from paceline.core.processors import Candidates, largest
-from paceline.core.sampling import RowSampler
+from paceline.core.sampling import RowSampler, finite_top
 
 MAX_LOGPROBS: Final = 1000
 """Most tokens that can be listed beside each emitted one."""
@@ -32,6 +33,9 @@ class LogprobParams:
         post_sampling_probs: whether they are those of the distribution that the token is drawn from, after bias,
             penalties, truncation and temperature. By default they are the model's own, before all of these. Where
             ``logprobs`` is ``None`` this means nothing.
+        prompt_logprobs: how many of the likeliest tokens are listed beside each token of the prompt; 0 gives that of
+            the token alone, ``None`` nothing. They are the model's own. All of the prompt is read for them, also what
+            was read before.
     """
 
     logprobs: int | None = setting(
@@ -47,6 +51,17 @@ class LogprobParams:
         ),
     )
     post_sampling_probs: bool = setting(False, Option("truth", variable=None))
+    prompt_logprobs: int | None = setting(
+        None,
+        Option(
+            "whole",
+            optional=True,
+            low=0,
+            high=MAX_LOGPROBS,
+            way_out="0 gives each token's own alone, None nothing",
+            variable=None,
+        ),
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -57,7 +72,7 @@ _LISTED: Final = np.dtype([("token_id", np.int32), ("logprob", np.float64)])
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class TokenLogprob:
-    """How likely an emitted token was, and what else was.
+    """How likely a token was, emitted or of the prompt, and what else was.
 
     The value is the same function of the target's row with drafts and without. With drafts, engines compute rows in
     wider passes, whose logits differ by rounding (``logit_tolerance`` of an engine's capabilities). The model's own
@@ -65,11 +80,11 @@ class TokenLogprob:
     be listed with drafts and not without them, or the other way round.
 
     Attributes:
-        token_id: the emitted token.
+        token_id: the token.
         logprob: natural logarithm of its probability; ``-inf`` where that is 0, as of a token that a reasoning budget
             forces and the model bans.
         top: id and log-probability of the likeliest tokens, largest first, the lowest id first among equals. The
-            emitted token may be one of them. A token whose probability is 0 in float64 is never listed.
+            token may be one of them. A token whose probability is 0 in float64 is never listed.
     """
 
     token_id: int
@@ -114,12 +129,28 @@ def compute_logprob(
         candidates = sampler.candidates(logits, history)
         if sampler.params.greedy:
             candidates = candidates.keep(np.array([candidates.logits.argmax()]))
+    return _logprob_among(candidates, token_id, params.logprobs)
+
+
+def compute_prompt_logprob(token_id: int, logits: FloatArray, params: LogprobParams) -> TokenLogprob:
+    """Return the log-probability of a token of the prompt, by the row of the token before it.
+
+    Raises:
+        EngineError: the row's largest logit is not a finite number.
+    """
+    assert params.prompt_logprobs is not None
+    finite_top(logits)
+    return _logprob_among(Candidates(None, logits, owned=False), token_id, params.prompt_logprobs)
+
+
+def _logprob_among(candidates: Candidates, token_id: int, most: int) -> TokenLogprob:
+    """Return the log-probability of a token, and those of at most so many of the likeliest."""
     logits = candidates.logits
     top = float(logits.max())
     log_total = _log_total(logits, top)
     # In this order: next to a large logit the logarithm of a sum would vanish.
     logprob = _find_logit(candidates, token_id) - top - log_total
-    count = min(params.logprobs, len(logits))
+    count = min(most, len(logits))
     if count == 0:
         return TokenLogprob(token_id, logprob, ())
     # Ascending indices are ascending ids, and a stable sort leaves equal ones in that order.

@@ -42,6 +42,8 @@ class Request:
         sequence: its handle at the target engine.
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
         logprobs: for each token of the answer its log-probability; empty where none are asked for.
+        prompt_logprobs: for each token of the prompt but the first its log-probability, as far as the prompt was read;
+            empty where none are asked for.
         segments: the answer's text, as far as it is final.
         segment_ends: for each token of the answer, how many segments there were once it was added.
         error: why it ended, if by an error.
@@ -60,6 +62,7 @@ class Request:
         "logprobs",
         "num_prompt",
         "params",
+        "prompt_logprobs",
         "rules",
         "segment_ends",
         "segments",
@@ -96,6 +99,7 @@ class Request:
         self.text = TextStream(rules.stop, rules.preserved_ids, rules.min_indent)
         self.sources: list[str] = []
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.segments: list[TextSegment] = []
         self.segment_ends: list[int] = []
         self.error: Exception | None = None
@@ -117,6 +121,19 @@ class Request:
     def num_left(self) -> int:
         """Number of tokens that the answer may still have."""
         return self.rules.max_tokens - self.num_output
+
+    @property
+    def lists_prompt(self) -> bool:
+        """Whether rows of the prompt are still wanted, for its log-probabilities."""
+        wants = self.logprob_params.prompt_logprobs is not None
+        return wants and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
+    def most_reused(self) -> int:
+        """Most tokens that it may start from without reading them: the last one is always fed, for its row."""
+        if not self.cache.cache_prompt:
+            return 0
+        return len(self.prompt_logprobs) if self.lists_prompt else len(self.token_ids) - 1
 
     @property
     def decoding(self) -> bool:

@@ -51,18 +51,20 @@ class DraftJob:
 class TargetRows:
     """The target's rows of one request's tree in one pass.
 
-    The first output of the request's step is the root's row; drafted node ``n`` is ``n`` outputs further.
+    The first output of the request's step is the root's row, unless ``first`` others come before; drafted node ``n`` is
+    ``n`` outputs further.
     """
 
-    __slots__ = ("_output", "_step")
+    __slots__ = ("_first", "_output", "_step")
 
-    def __init__(self, output: ForwardOutput, step: int) -> None:
+    def __init__(self, output: ForwardOutput, step: int, first: int = 0) -> None:
         self._output = output
         self._step = step
+        self._first = first
 
     def logits(self, node: int) -> FloatArray:
         """Return the logits ``[vocab]`` that follow tree node ``node``: borrowed and read-only."""
-        return self._output.logits(self._step, node - ROOT)
+        return self._output.logits(self._step, self._first + node - ROOT)
 
     def hidden_states(self, node: int) -> FloatArray:
         """Return the last hidden state ``[hidden]`` at tree node ``node``.
@@ -70,7 +72,7 @@ class TargetRows:
         Raises:
             CapabilityError: the engine does not offer hidden states.
         """
-        return self._output.hidden_states(self._step, node - ROOT)
+        return self._output.hidden_states(self._step, self._first + node - ROOT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.runtime.drafting import Drafts
 from paceline.runtime.pass_budget import PassBudget
+
+_MOST_LISTED: Final = 32
+"""Rows of prompts that are listed in a pass beside answers: some 20 ms at 152k tokens, during which nobody gets any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,11 @@ class BatchPart:
     num_rows: int
     decodes: bool
     emits: bool
+
+    @property
+    def num_listed(self) -> int:
+        """Outputs for log-probabilities of the prompt; they come before that of the tree's root."""
+        return 0 if self.decodes else len(self.step.outputs) - self.emits
 
 
 class BatchBuilder:
@@ -59,14 +68,16 @@ class BatchBuilder:
         room, output_room = self._budget.prompt_rows(
             [part.request for part in parts], sum(rows), _num_unread(prefilling[0]), len(prefilling)
         )
+        most_listed = _MOST_LISTED if parts else output_room
         for request in prefilling:
             if room == 0:
                 break
-            part = _chunk(request, room, may_emit=output_room > 0)
+            part = _chunk(request, room, output_room, most_listed)
             if part is None:
                 continue
             room -= len(part.step.token_ids)
-            output_room -= part.emits
+            most_listed -= part.num_listed
+            output_room -= len(part.step.outputs)
             parts.append(part)
         return parts
 
@@ -84,17 +95,24 @@ def _num_unread(request: Request) -> int:
     return len(request.token_ids) - request.cached
 
 
-def _chunk(request: Request, room: int, *, may_emit: bool) -> BatchPart | None:
-    """Return at most ``room`` rows of what a request has to read, but for its last token unless it may emit.
+def _chunk(request: Request, room: int, output_room: int, most_listed: int) -> BatchPart | None:
+    """Return at most ``room`` rows of what a request has to read, but for its last token where no output is left.
 
     A token follows the last one of a prompt. Of a request that had been preempted the last token stays unread: it is
-    the root of its next tree, as between any rounds.
+    the root of its next tree, as between any rounds. Where log-probabilities of the prompt are wanted, at most
+    ``most_listed`` rows are read, and all of them are outputs.
     """
-    end = len(request.token_ids) - (request.num_output > 0 or not may_emit)
-    if request.cached >= end:
+    end = len(request.token_ids) - (request.num_output > 0 or output_room == 0)
+    if request.lists_prompt:
+        room = min(room, output_room, most_listed)
+    if request.cached >= end or room == 0:
         return None
     chunk = request.token_ids[request.cached : min(end, request.cached + room)]
-    emits = request.num_output == 0 and may_emit and request.cached + len(chunk) == end
+    emits = request.num_output == 0 and output_room > 0 and request.cached + len(chunk) == end
+    first = len(chunk) - emits
+    if request.lists_prompt:
+        # A round that was cut short may have listed some already.
+        first = max(len(request.prompt_logprobs) - request.cached, 0)
     parents = range(COMMITTED_END, COMMITTED_END + len(chunk))
-    step = Step(request.sequence, chunk, parents, [len(chunk) - 1] if emits else [])
+    step = Step(request.sequence, chunk, parents, range(first, len(chunk)))
     return BatchPart(request, step, DraftTree(chunk[-1]), 1, False, emits)

@@ -65,9 +65,9 @@ class PassBudget:
         unread = sum(len(other.token_ids) - other.cached for other in running)
         growing = self._growth * (len(running) + 1)
         missing = self._pool.used_cells + unread + len(request.token_ids) + growing - cells
-        if missing > 0 and request.cache.cache_prompt:
-            most = len(request.token_ids) - 1
-            missing -= self._pool.shared_cells(request.token_ids, most=most, namespace=request.cache.namespace)
+        if missing > 0 and request.most_reused:
+            most, namespace = request.most_reused, request.cache.namespace
+            missing -= self._pool.shared_cells(request.token_ids, most=most, namespace=namespace)
         return missing <= 0
 
     # --- its draft ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.logprobs import compute_logprob
+from paceline.core.logprobs import compute_logprob, compute_prompt_logprob
 from paceline.core.request import SOURCE_TARGET, Emission, FinishReason, JudgedDrafts, Request
 from paceline.core.tree import ROOT
 from paceline.core.verify import Walk
@@ -45,15 +45,22 @@ class Postprocessor:
         self._end_ids = engine.vocabulary.end_ids
 
     def verify(self, parts: Sequence[BatchPart], output: ForwardOutput) -> list[Walk | None]:
-        """Walk down the trees of all parts that emit; ``None`` for the others, and where rows cannot be sampled."""
-        return [_walk(part, TargetRows(output, index)) if part.emits else None for index, part in enumerate(parts)]
+        """Walk down the trees of all parts that emit; ``None`` for the others, and where rows cannot be sampled.
+
+        Prompts are listed here too, as far as their log-probabilities are wanted: the rows are not kept.
+        """
+        walks: list[Walk | None] = []
+        for index, part in enumerate(parts):
+            _list_prompt(part, output, index)
+            walks.append(_walk(part, _rows(part, output, index)) if part.emits else None)
+        return walks
 
     def commit(
         self, parts: Sequence[BatchPart], walks: Sequence[Walk | None], output: ForwardOutput
     ) -> list[PartResult]:
         """Write what the walks emitted, end what ends with it, and commit the rest."""
         return [
-            PartResult(part, walk, self._commit_part(part, walk, TargetRows(output, index)))
+            PartResult(part, walk, self._commit_part(part, walk, _rows(part, output, index)))
             for index, (part, walk) in enumerate(zip(parts, walks, strict=True))
         ]
 
@@ -146,8 +153,25 @@ def _copy_judged(part: BatchPart, walk: Walk | None, num_emitted: int) -> Judged
     )
 
 
+def _rows(part: BatchPart, output: ForwardOutput, index: int) -> TargetRows:
+    return TargetRows(output, index, first=part.num_listed)
+
+
+def _list_prompt(part: BatchPart, output: ForwardOutput, index: int) -> None:
+    """Add log-probabilities of the tokens of the prompt that follow the rows of a chunk."""
+    request = part.request
+    try:
+        for place in range(part.num_listed):
+            token_id, row = request.token_ids[len(request.prompt_logprobs) + 1], output.logits(index, place)
+            request.prompt_logprobs.append(compute_prompt_logprob(token_id, row, request.logprob_params))
+    except Exception as error:
+        request.error = error
+
+
 def _walk(part: BatchPart, rows: TargetRows) -> Walk | None:
     request = part.request
+    if request.error is not None:
+        return None
     try:
         return request.verifier.walk(part.tree, part.num_rows, rows.logits, request.token_ids)
     except Exception as error:

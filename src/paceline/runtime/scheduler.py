@@ -239,7 +239,9 @@ class Scheduler:
 
     def _awaits_prefix(self, request: Request) -> bool:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
-        if not self._shares_prefill or not request.cache.cache_prompt or request.id in self._prefilled:
+        if not self._shares_prefill or request.lists_prompt or not request.cache.cache_prompt:
+            return False
+        if request.id in self._prefilled:
             return False
         for reader in self._running.values():
             if reader.decoding:
@@ -281,15 +283,14 @@ class Scheduler:
     def _open(self, request: Request) -> bool:
         prefilled = self._prefilled.get(request.id)
         if prefilled is not None:
+            assert not request.lists_prompt
             self._pool.hold(prefilled.sequence, request.token_ids, namespace=request.cache.namespace)
             request.sequence, request.cached = prefilled.sequence, self._engine.length(prefilled.sequence)
             request.stats.prompt_tokens, request.stats.prompt_s = request.cached, prefilled.seconds
             del self._prefilled[request.id]
             return True
         try:
-            # The last token is always fed, for its row.
-            most = len(request.token_ids) - 1 if request.cache.cache_prompt else 0
-            opened = self._pool.open(request.token_ids, most=most, namespace=request.cache.namespace)
+            opened = self._pool.open(request.token_ids, most=request.most_reused, namespace=request.cache.namespace)
         except CapabilityError:
             if not self._running:
                 raise

@@ -24,6 +24,7 @@ from paceline.chat.assembler import AnswerAssembler, TokenEvent
 from paceline.chat.continuation import split_beginning
 from paceline.chat.prompts import ChatPrompt
 from paceline.chat.reasoning import AnswerPart, ReasoningFormat
+from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import Emission
 from paceline.core.stats import RequestStats
 from paceline.options import GenerateOptions
@@ -150,9 +151,21 @@ class Choice:
         """Items of what is written of it at its end: probabilities and biases, and texts by the hundred characters."""
         answer = self.assembler
         listed = sum(1 + each.num_top for each in answer.logprobs) + len(self.stream.params.logit_bias)
+        listed += self.num_listed_prompt
         texts = (self.prompt.text, *self.stream.rules.stop, answer.written)
         num_characters = sum(map(len, texts)) + len(answer.token_ids) * _CHARACTERS_AN_ID
         return listed + num_characters // _CHARACTERS_AN_ITEM
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprob]:
+        """For each token of the prompt but the first its log-probability, where they were asked for."""
+        request = self.stream.request
+        return () if request is None else request.prompt_logprobs
+
+    @property
+    def num_listed_prompt(self) -> int:
+        """Probabilities that are written with the prompt."""
+        return sum(1 + each.num_top for each in self.prompt_logprobs)
 
     @property
     def stop_type(self) -> StopType:

@@ -80,7 +80,6 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "chat_template": Neutral(_empty, "start the server with `template`, or send a completion"),
     "min_tokens": Neutral(_is(0), "leave it out"),
     "stop_token_ids": Neutral(_empty, "give their texts in stop"),
-    "prompt_logprobs": Neutral(_is(0, False), "leave it out"),
     "skip_special_tokens": Neutral(_is(True), "leave it out"),
     "spaces_between_special_tokens": Neutral(_is(True), "leave it out"),
     "include_stop_str_in_output": Neutral(_is(False), "leave it out"),

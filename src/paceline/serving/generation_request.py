@@ -79,6 +79,8 @@ _DOTTED: Final[Mapping[str, str]] = {
 _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
     "echo": ("completions", "chat"),
     "return_tokens": ("native",),
+    "return_token_ids": ("completions", "chat"),
+    "return_tokens_as_token_ids": ("completions", "chat"),
     "response_fields": ("native",),
     "stream_options": ("completions", "chat"),
 }
@@ -99,10 +101,15 @@ class GenerationRequest:
         reads_only: whether the prompt is read and nothing is generated.
         stream: whether the answer is sent while it is written.
         include_usage: whether a stream ends with counts of tokens.
+        continuous_usage: whether each chunk has them too.
         num_logprobs: likely tokens listed beside each; ``None`` for no log-probabilities.
+        num_prompt_logprobs: likely tokens listed beside each of the prompt, apart from the answer as vLLM has it;
+            ``None`` for no such list.
         post_sampling: whether these are of what is sampled from, not of the model's own distribution.
         echo: whether the prompt stands before the answer; of a chat the beginning of the message that is continued.
         return_tokens: whether token ids are sent.
+        return_token_ids: whether they are sent as vLLM does, with those of the prompt.
+        names_ids: whether log-probabilities name tokens by their ids, in place of their texts.
         return_progress: whether a stream says how far the prompt is read.
         return_rounds: whether a stream says what each round drafted, and where each token came from.
         timings_per_token: whether each chunk has timings.
@@ -128,10 +135,14 @@ class GenerationRequest:
     reads_only: bool = False
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     post_sampling: bool = False
     echo: bool = False
     return_tokens: bool = False
+    return_token_ids: bool = False
+    names_ids: bool = False
     return_progress: bool = False
     return_rounds: bool = False
     timings_per_token: bool = False
@@ -146,6 +157,11 @@ class GenerationRequest:
     named: Named | None = None
     tools: OfferedTools | None = None
     conversation: Conversation | None = None
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the prompt stands before the answer with log-probabilities of its own."""
+        return self.echo and self.api == "completions" and self.num_logprobs is not None
 
 
 def read_generation_request(
@@ -202,8 +218,17 @@ def read_generation_request(
         names["logprobs"] = next(name for name in ("top_logprobs", "logprobs", "n_probs") if name in given)
         options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
     echo = bool(given.get("echo"))
+    num_prompt_logprobs = given.get("prompt_logprobs")
+    if num_prompt_logprobs is not None and given.get("stream"):
+        raise FieldError("prompt_logprobs", "prompt_logprobs come with whole answers: leave out stream, or send echo")
     if echo and api == "completions" and num_logprobs is not None:
-        raise FieldError("echo", "echo with log-probabilities would need those of the prompt: leave out one of them")
+        if options["post_sampling_probs"]:
+            raise FieldError(
+                "post_sampling_probs",
+                "post_sampling_probs are those that tokens are drawn from, and tokens of an echoed prompt are not "
+                "drawn: leave out post_sampling_probs, or echo",
+            )
+        options["prompt_logprobs"] = max(num_logprobs, num_prompt_logprobs or 0)
     stream_options = given.get("stream_options")
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
@@ -220,11 +245,17 @@ def read_generation_request(
         num_choices=num_choices,
         reads_only=reads_only,
         stream=bool(given.get("stream")),
-        include_usage=bool(given.get("stream_options") and given["stream_options"].include_usage),
+        include_usage=bool(stream_options and stream_options.include_usage),
+        continuous_usage=bool(
+            stream_options and stream_options.include_usage and stream_options.continuous_usage_stats
+        ),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
         post_sampling=bool(given.get("post_sampling_probs")),
         echo=echo,
         return_tokens=bool(given.get("return_tokens")),
+        return_token_ids=bool(given.get("return_token_ids")),
+        names_ids=bool(given.get("return_tokens_as_token_ids")),
         return_progress=bool(given.get("return_progress")),
         return_rounds=bool(given.get("return_rounds")),
         timings_per_token=bool(given.get("timings_per_token")),
@@ -270,6 +301,9 @@ def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api, samplers: Se
             "n_cache_reuse changes nothing: what stands behind a change was read after another text, and reusing it "
             "would change the answer"
         )
+    stream_options = given.get("stream_options")
+    if stream_options and stream_options.continuous_usage_stats and not stream_options.include_usage:
+        found.append("stream_options.continuous_usage_stats changes nothing without stream_options.include_usage")
     return found
 
 

@@ -105,6 +105,7 @@ class StreamOptions(_Body):
     """How an answer is streamed."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk that counts tokens.")
+    continuous_usage_stats: bool | None = Field(None, description="Have each chunk count them, too.")
 
 
 class Speculative(_Body):
@@ -171,6 +172,10 @@ class _Generation(_Body):
     logit_bias: Biases = Field(None, description="Added to the logits of tokens, by id or by text; false bans.")
     samplers: Texts | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")
     return_tokens: bool | None = Field(None, description="Send token ids, too.")
+    return_token_ids: bool | None = Field(None, description="Send token ids of prompt and answer, as vLLM does.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Name tokens token_id:N beside log-probabilities, in place of their texts."
+    )
     return_progress: bool | None = Field(None, description="Send how far the prompt is read, in a stream.")
     return_rounds: bool | None = Field(
         None, description="Send what each round drafted, and the source of each token, in a stream."

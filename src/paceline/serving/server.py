@@ -181,12 +181,21 @@ class Server:
 
     def _may_list(self, generation: GenerationRequest, prompts: Sequence[PreparedPrompt], context: int) -> int:
         """Return how many log-probabilities answers may come to; of one request there may not be too many."""
-        if generation.num_logprobs is None:
-            return 0
-        each = 1 + generation.num_logprobs
+        asked = generation.options.logprobs
+        each = 0 if asked.logprobs is None else 1 + asked.logprobs
         lengths = [min(generation.options.rules.max_tokens, context - len(prompt.token_ids)) for prompt in prompts]
-        listed = sum(lengths) * generation.num_choices * each
         most = self.options.max_answer_logprobs
+        listed = sum(lengths) * generation.num_choices * each
+        if asked.prompt_logprobs is not None:
+            num_read = sum(len(prompt.token_ids) for prompt in prompts) * generation.num_choices
+            listed += num_read * (1 + asked.prompt_logprobs)
+            if listed > most:
+                raise FieldError(
+                    "prompt_logprobs" if generation.num_prompt_logprobs is not None else "echo",
+                    f"log-probabilities of {num_read} tokens of prompts and of what is answered come to {listed:,}, "
+                    f"and at most {most:,} are taken: ask for fewer, send less at once, or start the server with a "
+                    "larger `max_answer_logprobs`",
+                )
         if listed > most:
             num_choices = len(prompts) * generation.num_choices
             answers = f"{num_choices} answers of up to" if num_choices > 1 else "an answer of up to"
@@ -221,7 +230,7 @@ class Server:
             async for choice, events in answer.rounds():
                 self._note(answer, choice, events)
                 _check_whole(answer)
-                listed = 0
+                listed = formatter.num_echoed(choice, events)
                 for event in events:
                     if not isinstance(event, TokenEvent) or event.logprobs:
                         listed += _num_listed(choice, event)

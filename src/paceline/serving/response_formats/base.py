@@ -50,7 +50,13 @@ class ResponseFormatter(ABC):
         # By choice and kind of text.
         self._frames: dict[tuple[int, PartKind], list[bytes] | None] = {}
         request = answer.request
-        self._are_alike = not (request.reads_only or request.timings_per_token or request.verbose)
+        self._are_alike = not (
+            request.reads_only
+            or request.timings_per_token
+            or request.verbose
+            or request.continuous_usage
+            or request.return_token_ids
+        )
 
     @abstractmethod
     def whole(self) -> Any:
@@ -59,6 +65,10 @@ class ResponseFormatter(ABC):
     @abstractmethod
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
         """Return what a stream says of an event."""
+
+    def num_echoed(self, choice: Choice, events: Sequence[Event]) -> int:
+        """Return how many probabilities of the prompt are written with these events."""
+        return 0
 
     def opening(self) -> list[dict[str, Any]]:
         """Return what a stream says before anything is known of its answer."""
@@ -156,9 +166,21 @@ class ResponseFormatter(ABC):
 
     def probabilities(self, logprobs: Sequence[TokenLogprob]) -> Listed:
         write = functools.partial(
-            list_probabilities, vocabulary=self.vocabulary, post_sampling=self.request.post_sampling
+            list_probabilities,
+            vocabulary=self.vocabulary,
+            post_sampling=self.request.post_sampling,
+            names_ids=self.request.names_ids,
         )
         return Listed(logprobs, write, 1 + (self.request.num_logprobs or 0))
+
+    def prompt_probabilities(self, choice: Choice) -> Listed:
+        """Return how likely the tokens of a prompt were, as vLLM has it; of the first nothing is known."""
+
+        def write(some: Sequence[TokenLogprob | None]) -> list[Any]:
+            return [None if each is None else _by_id(each, most, self.vocabulary) for each in some]
+
+        most = self.request.num_prompt_logprobs or 0
+        return Listed([None, *choice.prompt_logprobs], write, 1 + most)
 
     def progress(self, choice: Choice, event: Progress) -> dict[str, Any]:
         return {
@@ -191,28 +213,45 @@ class ResponseFormatter(ABC):
 
 
 def list_probabilities(
-    logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary, *, post_sampling: bool
+    logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary, *, post_sampling: bool, names_ids: bool = False
 ) -> list[dict[str, Any]]:
     """Return how likely tokens were, as OpenAI's chats and llama-server have it.
 
     With ``post_sampling`` these are probabilities of what was sampled from, in place of logarithms.
     """
+
+    def probability(token_id: int, logprob: float) -> dict[str, Any]:
+        spelling = vocabulary.token_bytes(token_id)
+        value = math.exp(logprob) if post_sampling else max(logprob, LOWEST)
+        return {
+            "id": token_id,
+            "token": name_by_id(token_id) if names_ids else spelling.decode("utf-8", "replace"),
+            "bytes": list(spelling),
+            "prob" if post_sampling else "logprob": value,
+        }
+
     found = []
     for each in logprobs:
-        entry = _probability(each.token_id, each.logprob, vocabulary, post_sampling=post_sampling)
-        entry["top_probs" if post_sampling else "top_logprobs"] = [
-            _probability(token_id, logprob, vocabulary, post_sampling=post_sampling) for token_id, logprob in each.top
-        ]
+        entry = probability(each.token_id, each.logprob)
+        entry["top_probs" if post_sampling else "top_logprobs"] = [probability(*other) for other in each.top]
         found.append(entry)
     return found
 
 
-def _probability(token_id: int, logprob: float, vocabulary: Vocabulary, *, post_sampling: bool) -> dict[str, Any]:
-    spelling = vocabulary.token_bytes(token_id)
-    value = math.exp(logprob) if post_sampling else max(logprob, LOWEST)
+def name_by_id(token_id: int) -> str:
+    """Return what vLLM calls a token that is to be known by its id."""
+    return f"token_id:{token_id}"
+
+
+def _by_id(logprob: TokenLogprob, most: int, vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
+    """Return a token and at most so many of the likeliest, as vLLM has them. Only these have a rank."""
+    ranked = {token_id: (value, rank) for rank, (token_id, value) in enumerate(logprob.top[:most], 1)}
+    own = {logprob.token_id: ranked.get(logprob.token_id, (logprob.logprob, None))}
     return {
-        "id": token_id,
-        "token": spelling.decode("utf-8", "replace"),
-        "bytes": list(spelling),
-        "prob" if post_sampling else "logprob": value,
+        str(token_id): {
+            "logprob": max(value, LOWEST),
+            "rank": rank,
+            "decoded_token": token_piece(token_id, vocabulary).decode("utf-8", "replace"),
+        }
+        for token_id, (value, rank) in (own | ranked).items()
     }

@@ -23,12 +23,21 @@ class ChatFormatter(OpenAiFormatter):
     chunk_object = "chat.completion.chunk"
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        return {
+        found = {
             "index": choice.number,
             "message": {"role": "assistant", **choice.assembler.message},
             "finish_reason": self.finish_reason(choice),
             "logprobs": self._logprobs(choice.assembler.logprobs),
         }
+        return found | {"token_ids": self.token_ids(choice)} if self.request.return_token_ids else found
+
+    def whole(self) -> Any:
+        found, first = super().whole(), self.answer.choices[0]
+        if self.request.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_probabilities(first)
+        if self.request.return_token_ids:
+            found["prompt_token_ids"] = list(first.prompt.token_ids)
+        return found
 
     def nothing(self, choice: Choice) -> dict[str, Any]:
         return self._delta(choice, {})
@@ -36,24 +45,28 @@ class ChatFormatter(OpenAiFormatter):
     def waiting(self, choice: Choice) -> dict[str, Any]:
         return self._delta(choice, {"role": "assistant", "content": None})
 
-    def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
-        """Before all that an answer says stands whose answer it is."""
-        found = super().chunks(choice, event)
-        if choice.number not in self._opened and not isinstance(event, Progress):
-            self._opened.add(choice.number)
-            found.insert(0, self.chunk(self.waiting(choice)))
-        return found
+    def before(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
+        """Return whose answer it is, before all that it says."""
+        if choice.number in self._opened or isinstance(event, Progress):
+            return []
+        self._opened.add(choice.number)
+        first = self.chunk(self.waiting(choice))
+        if self.request.return_token_ids:
+            first["prompt_token_ids"] = list(choice.prompt.token_ids)
+        return [first]
 
     def token_chunks(self, choice: Choice, event: TokenEvent) -> list[dict[str, Any]]:
         """Return the chunks of a token: one for each kind of text that it ends."""
         found = [self.chunk(self._delta(choice, _part_delta(part))) for part in event.parts]
-        if not found and (event.logprobs or event.sources):
+        if not found and (event.logprobs or event.sources or self.request.return_token_ids):
             # The end of the answer, which adds no text.
             found = [self.chunk(self.nothing(choice))]
         if not found:
             return []
         if event.logprobs:
             found[-1]["choices"][0]["logprobs"] = self._logprobs(event.logprobs)
+        if self.request.return_token_ids:
+            found[-1]["choices"][0]["token_ids"] = list(event.token_ids)
         if event.sources:
             found[-1]["sources"] = list(event.sources)
         if self.request.timings_per_token:

@@ -31,7 +31,7 @@ class NativeFormatter(ResponseFormatter):
             "tokens": [] if tokens is None else list(tokens.token_ids),
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": _count_tokens(choice, event),
+            "tokens_predicted": num_said(choice, event),
             "tokens_evaluated": choice.num_prompt,
         }
         if self.request.timings_per_token:
@@ -73,6 +73,8 @@ class NativeFormatter(ResponseFormatter):
         }
         if shows_text and request.num_logprobs is not None:
             found["completion_probabilities"] = self.probabilities(said.logprobs)
+        if request.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_probabilities(choice)
         return found
 
     def _chosen(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -91,8 +93,10 @@ class NativeFormatter(ResponseFormatter):
         return found
 
 
-def _count_tokens(choice: Choice, event: Event) -> int:
+def num_said(choice: Choice, event: Event) -> int:
     """Return how many tokens of the answer were said with an event, or before it."""
     if isinstance(event, TokenEvent):
         return event.num_tokens
-    return choice.assembler.num_tokens - len(event.emission.token_ids) if isinstance(event, Round) else 0
+    if isinstance(event, Progress):
+        return 0
+    return choice.assembler.num_tokens - (len(event.emission.token_ids) if isinstance(event, Round) else 0)

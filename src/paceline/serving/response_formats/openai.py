@@ -10,7 +10,7 @@ from paceline.chat.assembler import TokenEvent
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Round
 from paceline.serving.model_host import BUILD
 from paceline.serving.response_formats.base import ResponseFormatter
-from paceline.serving.response_formats.native import NativeFormatter
+from paceline.serving.response_formats.native import NativeFormatter, num_said
 
 
 class OpenAiFormatter(ResponseFormatter):
@@ -83,6 +83,14 @@ class OpenAiFormatter(ResponseFormatter):
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
+    def token_ids(self, choice: Choice) -> list[int]:
+        return [] if self.request.reads_only else choice.assembler.token_ids
+
+    def _running_usage(self, choice: Choice, event: Event) -> dict[str, Any]:
+        """Return the counts of one answer so far, as vLLM does."""
+        said = 0 if self.request.reads_only else num_said(choice, event)
+        return {"prompt_tokens": choice.num_prompt, "completion_tokens": said, "total_tokens": choice.num_prompt + said}
+
     def whole(self) -> Any:
         choices = [self.choice(choice) for choice in self.answer.choices]
         if len(choices) > 1:
@@ -100,6 +108,16 @@ class OpenAiFormatter(ResponseFormatter):
         return found
 
     def chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
+        found = [*self.before(choice, event), *self._chunks(choice, event)]
+        if self.request.continuous_usage:
+            found = [{**chunk, "usage": chunk.get("usage") or self._running_usage(choice, event)} for chunk in found]
+        return found
+
+    @abstractmethod
+    def before(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
+        """Return what a stream says before an event."""
+
+    def _chunks(self, choice: Choice, event: Event) -> list[dict[str, Any]]:
         if isinstance(event, Ended):
             return self._end(choice)
         if isinstance(event, Progress):
