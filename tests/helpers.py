@@ -399,6 +399,7 @@ def request_of(
     cache_prompt: bool = True,
     constraint: Constraint | None = None,
     cached: int | None = None,
+    prediction: Sequence[int] = (),
 ) -> Request:
     """Return a request outside any loop, for testing what only reads it; its cache holds all but the last token."""
     request = Request(
@@ -406,7 +407,7 @@ def request_of(
         token_ids,
         params,
         StopRules(max_tokens),
-        SpeculationParams(verify=verifier),
+        SpeculationParams(verify=verifier, prediction=tuple(prediction)),
         make_verifier(verifier, params, len(token_ids), constraint),
         CacheParams(cache_prompt, namespace),
     )

@@ -552,3 +552,60 @@ def test_a_broken_default_does_not_keep_a_model_from_running(tmp_path: Path) -> 
         paceline.load(path, policy=paceline.NO_SPECULATION) as model,
     ):
         assert model.generate("def f(x):", max_tokens=4).model_defaults == {"top_k": 1}
+
+
+def predicting_model(policy: paceline.Policy, vocabulary: ScriptedVocabulary) -> paceline.Model:
+    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, context_length=400)
+    return paceline.Model(engine, [], policy)
+
+
+def test_a_prediction_is_drafted_and_counted() -> None:
+    vocabulary = ScriptedVocabulary.of_size(40)
+    with predicting_model(paceline.FixedPolicy(3), vocabulary) as model:
+        plain = model.generate([1, 2], max_tokens=24, seed=4)
+        assert plain.stats.num_drafted == 0
+        said = list(plain.token_ids)
+
+        def counts(prediction: Any, **options: Any) -> tuple[int, int, int]:
+            again = model.generate([1, 2], max_tokens=24, seed=4, prediction=prediction, **options)
+            assert again.token_ids == plain.token_ids
+            assert again.sources.count("prediction") == again.stats.accepted_by_source["prediction"]
+            drafted, accepted = again.stats.drafted_by_source, again.stats.accepted_by_source
+            return drafted["prediction"], accepted["prediction"], again.stats.rounds
+
+        # A token with the prompt, five rounds of three and the target's own, two and the last.
+        assert counts(said) == (17, 17, 6)
+        # The second round is refused at its second token, which is another one.
+        other = next(token_id for token_id in range(40) if token_id not in said)
+        assert counts([*said[:6], other, *said[7:]])[:2] == (18, 16)
+        assert counts(plain.text)[1] == 17, "one token a character"
+        assert counts(said, speculate=False) == (0, 0, 23)
+        assert counts(said, drafters=["prediction"]) == (17, 17, 6)
+        first, _ = model.choices([1, 2], 2, max_tokens=24, seed=4, prediction=said)
+        assert first.stats.accepted_by_source["prediction"] >= 14, "nothing is drafted while a prompt is read"
+        with pytest.raises(paceline.InputError, match="token id 40 of the prediction"):
+            model.generate([1, 2], prediction=[40])
+        with pytest.raises(paceline.InputError, match="unknown drafter 'suffix': choose from prediction"):
+            model.generate([1, 2], drafters=["suffix"])
+    with predicting_model(paceline.NO_SPECULATION, vocabulary) as model:
+        again = model.generate([1, 2], max_tokens=24, seed=4, prediction=said)
+        assert (again.token_ids, again.stats.num_drafted) == (plain.token_ids, 0)
+
+
+def test_requests_with_predictions_share_passes_with_others() -> None:
+    async def all_at_once(model: paceline.Model) -> list[paceline.Generation]:
+        asked = [{"seed": seed, "max_tokens": 40} for seed in range(4)]
+        plain = [model.generate([seed, 5], speculate=False, **one) for seed, one in enumerate(asked)]  # type: ignore[arg-type]
+        for seed, one in enumerate(asked):
+            if seed % 2:
+                one["prediction"] = [*plain[seed].token_ids[3:20], *plain[seed].token_ids[22:]]  # type: ignore[assignment]
+        found = await asyncio.gather(*(model.agenerate([seed, 5], **one) for seed, one in enumerate(asked)))  # type: ignore[arg-type]
+        assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+        return found
+
+    engine = ScriptedEngine(random_model(40, seed=3, order=2), ScriptedVocabulary.of_size(40), max_sequences=4)
+    with paceline.Model(engine, [], paceline.FixedPolicy(3)) as model:
+        found = asyncio.run(all_at_once(model))
+        accepted = [one.stats.accepted_by_source["prediction"] for one in found]
+        assert accepted[::2] == [0, 0]
+        assert min(accepted[1::2]) > 15

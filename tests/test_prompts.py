@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.prompts import read_prompt
+from paceline.prompts import read_prediction, read_prompt
 
 VOCABULARY = ScriptedVocabulary.of_size(40)
 FORMS: dict[str, Any] = {
@@ -81,3 +81,33 @@ def test_other_things_are_one_clear_line(name: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         read_prompt(prompt, VOCABULARY)
     assert "\n" not in str(caught.value)
+
+
+def test_a_prediction_is_a_text_or_token_ids() -> None:
+    assert read_prediction("#$%", VOCABULARY, 3) == tuple(VOCABULARY.tokenize("#$%"))
+    for form in ([3, 1, 2], np.array([3, 1, 2]), (np.int64(3), 1, 2)):
+        found = read_prediction(form, VOCABULARY, 3)
+        assert found == (3, 1, 2)
+        assert {type(token_id) for token_id in found} == {int}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        ("", "the prediction is empty"),
+        ([], "the prediction is empty"),
+        (5, "the prediction is 5"),
+        (b"abc", "the prediction is b'abc'"),
+        (["abc"], "'abc'"),
+        ([1.5], "1.5"),
+        ([-1], "-1"),
+        ("#" * 9, "has at least 9 tokens"),
+        ([1] * 9, "has 9 tokens, and no answer has more than the 8 "),
+    ],
+)
+def test_what_is_no_prediction_is_said_in_one_line(prediction: object, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_prediction(prediction, VOCABULARY, 8)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.field == "prediction"

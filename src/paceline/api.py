@@ -28,6 +28,7 @@ from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, Verifier
 from paceline.core.request import Request
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
+from paceline.drafters.lookup import PREDICTION
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
 from paceline.engines.memory import MemoryPlan
@@ -45,7 +46,7 @@ from paceline.planning.costs.meter import FIRST_LOAD, Report
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.disk_cache import PairKey
 from paceline.planning.registry import COST_POLICIES, build_policy, check_asked, check_policy_name
-from paceline.prompts import Prompt, read_prompt
+from paceline.prompts import Prompt, read_prediction, read_prompt
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.scheduler import PrefilledPrompt
@@ -152,6 +153,12 @@ class Model:
         self._chat_readers: dict[str | Path | None, ChatPromptBuilder] = {}
 
     @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """Names of those that may draft: of :attr:`drafters`, and of the one that a request brings its text to."""
+        own = (PREDICTION,) if self.policy.speculates else ()
+        return (*own, *(drafter.name for drafter in self.drafters))
+
+    @property
     def memory_plan(self) -> MemoryPlan | None:
         """What the process's memory goes to, where layers of the target are read while they are used; else ``None``."""
         plan: MemoryPlan | None = getattr(self.target, "memory_plan", None)
@@ -240,10 +247,14 @@ class Model:
         constraint = options.get("constraint")
         if isinstance(constraint, Source):
             constraint = self.compile(constraint, namespace=options.get("namespace") or "")
-        names = [drafter.name for drafter in self.drafters]
+        made: dict[str, object] = {**options, "constraint": constraint}
+        if options.get("prediction") is not None:
+            self._check_usable()
+            most = self.target.capabilities.context_length
+            made["prediction"] = read_prediction(options["prediction"], self.target.vocabulary, most)
         left_open = self.defaults.left_open(options)
-        request = read_options({**options, **left_open, "constraint": constraint}, verify=self.verify, drafters=names)
-        check_asked(request.speculation, self.policy, names)
+        request = read_options({**made, **left_open}, verify=self.verify, drafters=self.drafter_names)
+        check_asked(request.speculation, self.policy, [drafter.name for drafter in self.drafters])
         return dataclasses.replace(request, model_defaults=left_open)
 
     def astart(self, prompt_ids: Sequence[int], request: RequestOptions) -> AsyncStream:
@@ -706,7 +717,9 @@ def _open(
         return drafters if drafters is not None else _default_drafters(policy, speculates, has_draft)
 
     if target_options.branches is None and not isinstance(policy, str):
-        most_branches = policy.most_branches(len(names(asked is not None)))
+        num_drafters = len(names(asked is not None))
+        # Beside several, a prediction is one more; one alone makes chains, and of two the first that proposes anything.
+        most_branches = policy.most_branches(num_drafters + (num_drafters > 1))
         if most_branches is not None:
             branches = min(most_branches * target_options.max_sequences, MAX_BRANCHES)
             target_options = dataclasses.replace(target_options, branches=branches)

@@ -36,7 +36,8 @@ class GenerateOptions(TypedDict, total=False):
 
     Meanings and defaults are those of :class:`SamplingParams`, :class:`StopRules`, :class:`SpeculationParams`,
     :class:`CacheParams` and :class:`LogprobParams`. ``constraint`` is what the answer keeps to: a source, such as
-    :class:`~paceline.constraints.JsonSchema`, or what :meth:`Model.compile` made of one.
+    :class:`~paceline.constraints.JsonSchema`, or what :meth:`Model.compile` made of one. ``prediction`` is a text, or
+    its tokens.
 
     The default of ``verify`` is the model's. :attr:`Model.defaults` go before those of :class:`SamplingParams`.
     ``None`` is the default, as if the option were left out. Numbers may be numpy's.
@@ -67,6 +68,7 @@ class GenerateOptions(TypedDict, total=False):
     draft_min: int | None
     p_min: float | None
     policy: PolicyName | None
+    prediction: str | Sequence[int] | None
     cache_prompt: bool | None
     namespace: str | None
     client: str | None

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from paceline.core.errors import InputError, blame
-from paceline.core.numbers import shown, whole_number
+from paceline.core.numbers import shown, token_ids, whole_number
+from paceline.core.vocabulary import Vocabulary
+from paceline.vocabularies.length import most_tokens
 
 
 class Array(Protocol):
@@ -39,6 +41,32 @@ def read_prompt(prompt: Prompt, vocabulary: Tokenizer) -> list[int]:
     if any(map(_is_row, row)):
         raise InputError("the prompt has rows within rows; give token ids as [num_tokens] or [1, num_tokens]")
     return [whole_number(item, f"item {place} of the prompt") for place, item in enumerate(row)]
+
+
+@blame("prediction")
+def read_prediction(prediction: object, vocabulary: Vocabulary, context_length: int) -> tuple[int, ...]:
+    """Return the token ids of what an answer is expected to repeat: a text, which has no control tokens, or ids.
+
+    Raises ``InputError`` where there are none, or more than an answer can have.
+    """
+    is_least = False
+    if not isinstance(prediction, str):
+        found = token_ids(_as_lists(prediction), "the prediction")
+        count = len(found)
+    elif most_tokens(prediction) > context_length < (count := vocabulary.fewest_tokens(prediction)):
+        # A text of megabytes would take seconds.
+        is_least = True
+    else:
+        found = tuple(vocabulary.tokenize(prediction, add_special=False))
+        count = len(found)
+    if count > context_length:
+        raise InputError(
+            f"the prediction has {'at least ' if is_least else ''}{count} tokens, and no answer has more than the "
+            f"{context_length} that the context holds: shorten it, or leave it out"
+        )
+    if not count:
+        raise InputError("the prediction is empty: give what the answer is expected to repeat, or leave it out")
+    return found
 
 
 def _as_items(prompt: object) -> list[Any]:

@@ -710,3 +710,30 @@ def test_reasoning_whose_markers_are_control_tokens_is_told_from_the_answer(invo
     message = json.loads(found.out)["message"]
     assert message["reasoning_content"]
     assert message["content"]
+
+
+def test_a_prediction_from_a_file(invoke: Invoke, tmp_path: Path) -> None:
+    file = tmp_path / "old.py"
+    asked = ("run", "-p", "def f(x):", *FAST, "--temp", "0", "--json")
+    plain = json.loads(invoke(*asked, "--no-speculation").out)
+    file.write_text(plain["text"] + "\n", encoding="utf-8")
+    answer = json.loads(invoke(*asked, "--drafters", "lookup", "--draft-max", "5", "--prediction", str(file)).out)
+    assert answer["text"] == plain["text"]
+    assert answer["sources"].count("prediction") > 10
+    report = invoke("run", "-p", "def f(x):", *FAST, "--draft-max", "5", "--prediction", str(file)).err
+    assert re.search(r"accepted from +=.*prediction \d+ of \d+", report)
+    for written, message in (
+        (b"", "the prediction is empty"),
+        (b"\xff", "is not UTF-8"),
+        (None, "cannot read the file"),
+    ):
+        if written is None:
+            file.unlink()
+        else:
+            file.write_bytes(written)
+        outcome = invoke(*asked, "--prediction", str(file))
+        assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+        assert message in outcome.err
+    outcome = invoke(*asked, "--no-speculation", "--prediction", str(file))
+    assert outcome.status == 2
+    assert "--prediction has no effect without speculation" in outcome.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -15,14 +16,15 @@ from paceline.core.tree import ROOT, DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.following import FollowingDrafter
-from paceline.drafters.lookup import LookupDrafter
+from paceline.drafters.lookup import LookupDrafter, PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
 from paceline.vocabularies.mapping import TokenMapping
 from tests.drafters.helpers import grow, proposals, random_path, settle
-from tests.helpers import PLAIN_PARAMS, request_of, unsay
+from tests.helpers import PLAIN_PARAMS, unsay
+from tests.helpers import request_of as plain_request_of
 
 VOCAB_SIZE = 6
 
@@ -50,12 +52,15 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "translated": translated,
     "suffix": lambda: SuffixDrafter(min_match=1),
     "lookup": lambda: LookupDrafter(3, 1),
+    "prediction": lambda: PredictionDrafter(3, 1),
 }
 
 every_drafter = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 
 REPETITIVE = [1, 2, 3, 1, 2, 3, 1, 2]
 BUDGET = DraftBudget(max_depth=4, siblings=2)
+
+request_of = functools.partial(plain_request_of, prediction=REPETITIVE)
 
 
 @every_drafter

@@ -17,6 +17,7 @@ from paceline.drafters.lookup import (
     RESUMED_LENGTH,
     SHORT_CHANGE,
     LookupDrafter,
+    PredictionDrafter,
 )
 from tests.drafters.helpers import grow
 from tests.helpers import request_of, say
@@ -192,3 +193,90 @@ def test_of_equal_matches_near_a_copy_the_one_where_it_would_stand_wins() -> Non
 def test_lengths_out_of_order(longest: int, shortest: int) -> None:
     with pytest.raises(InputError, match=f"lookup of {shortest} to {longest}"):
         LookupDrafter(longest, shortest)
+
+
+def predicted(
+    prediction: Sequence[int], answer: Sequence[int] = (), depth: int = 4, prompt: Sequence[int] = (7,)
+) -> tuple[list[int], Evidence | None]:
+    """Return what the drafter of predictions proposes behind an answer, and on what evidence."""
+    drafter, request = PredictionDrafter(), request_of(prompt, prediction=prediction)
+    drafter.begin(request)
+    say(request, *answer)
+    (tree,) = grow(drafter, [request], DraftBudget(depth))
+    return tree.token_ids[1:], tree.evidence[1] if len(tree) > 1 else None
+
+
+def test_a_prediction_is_proposed_from_its_beginning_and_to_its_end() -> None:
+    proposals, evidence = predicted(PASSAGE)
+    assert proposals == PASSAGE[:4]
+    assert evidence == Evidence(FIRST_MATCH_PROBABILITY, 0, 1)
+    proposals, evidence = predicted(PASSAGE, PASSAGE[:5])
+    assert proposals == PASSAGE[5:9]
+    assert evidence == Evidence(FIRST_MATCH_PROBABILITY, 5, 1)
+    assert predicted(PASSAGE, PASSAGE[:-2])[0] == PASSAGE[-2:]
+    assert predicted(PASSAGE, PASSAGE)[0] == []
+    assert predicted(PASSAGE, [*PASSAGE, *PASSAGE[:2]])[0] == PASSAGE[2:6], "told once more"
+
+
+@pytest.mark.parametrize("opening", [[1], [1, 2, 3, 4, 5, 6], list(range(40))], ids=["space", "fence", "sentence"])
+def test_an_answer_may_open_with_something_else(opening: list[int]) -> None:
+    num_told = 1 if len(opening) < SHORT_CHANGE else 2
+    assert predicted(PASSAGE, [*opening, *PASSAGE[:num_told]])[0] == PASSAGE[num_told : num_told + 4]
+    # What the prediction opens with may be missing, too.
+    assert predicted(PASSAGE, [*opening, *PASSAGE[5 : 5 + num_told]])[0] == PASSAGE[5 + num_told : 9 + num_told]
+
+
+@pytest.mark.parametrize("place", [1, 10, 30])
+@pytest.mark.parametrize(
+    ("left_out", "put_in"), [(1, 1), (0, 1), (0, 5), (1, 0), (6, 0), (20, 3), (40, 0), (0, 200), (30, 200)]
+)
+def test_a_prediction_is_found_again_behind_a_change(place: int, left_out: int, put_in: int) -> None:
+    answer = [*PASSAGE[:place], *range(1000, 1000 + put_in)]
+    start = place + left_out
+    # Near the change one token will do; elsewhere, and behind a longer one, it takes two.
+    num_told = 1 if left_out <= 20 and put_in + 1 <= SHORT_CHANGE else 2
+    proposals, evidence = predicted(PASSAGE, [*answer, *PASSAGE[start : start + num_told]])
+    assert proposals == PASSAGE[start + num_told : start + num_told + 4]
+    assert evidence is not None
+    assert evidence.resumed is (num_told == 1 or (left_out <= 30 and put_in < LONGEST_CHANGE))
+    # As a change is written there is nothing to propose.
+    assert put_in < 2 or predicted(PASSAGE, answer)[0] == []
+
+
+def test_what_is_nearest_to_the_change_is_gone_on_with() -> None:
+    rows = [token for row in range(12) for token in (1, 2, 3, 500 + row, 4)]
+    # In each row the number is another one: the next row is told, not the last one that looks the same.
+    for row in range(1, 11):
+        told = [token for number in range(row) for token in (1, 2, 3, 900 + number, 4)]
+        assert predicted(rows, told)[0] == [1, 2, 3, 500 + row], row
+
+
+def test_only_the_prediction_is_proposed() -> None:
+    repeated = [1, 2, 3, 4] * 5
+    assert predicted(PASSAGE, repeated, prompt=repeated)[0] == []
+    assert predicted([5], [5], prompt=[5, 6, 5])[0] == []
+    # Nothing goes on from its end into the answer.
+    assert predicted([8, 9], [1, 9, 1], prompt=[8])[0] == []
+
+
+@settings(max_examples=300)
+@given(prediction=TEXTS, parts=st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=8), depth=st.integers(1, 6))
+def test_proposals_are_parts_of_the_prediction_whenever_it_is_asked(
+    prediction: list[int], parts: list[list[int]], depth: int
+) -> None:
+    drafter, request = PredictionDrafter(), request_of([7, 7], prediction=prediction)
+    drafter.begin(request)
+    # Parts of the prediction itself come again and again, between others.
+    for number, part in enumerate(parts):
+        say(request, *part, *prediction[number : number + len(part)])
+        (tree,) = grow(drafter, [request], DraftBudget(depth))
+        answer = request.token_ids[2:]
+        proposals, evidence = predicted(prediction, answer, depth)
+        assert tree.token_ids[1:] == proposals
+        if evidence is None:
+            continue
+        assert set(tree.evidence[1:]) == {evidence}
+        starts = [s for s in range(len(prediction)) if prediction[s : s + depth] == proposals]
+        assert starts
+        # Its first token is not behind anything.
+        assert not answer or any(s > 0 and prediction[s - 1] == answer[-1] for s in starts)

@@ -11,7 +11,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingPa
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.following import FollowingDrafter
-from paceline.drafters.lookup import LookupDrafter
+from paceline.drafters.lookup import PREDICTION, LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.base import Step
 from paceline.engines.scripted import (
@@ -65,6 +65,7 @@ CALM = (True,) * by_tier(4, quick=1) + (False,) * by_tier(1, quick=2)
 MIN_PARTIAL_CASES = by_tier(5000, quick=500)
 MIN_PREEMPTIONS = by_tier(1000, quick=100)
 MIN_OWN_POLICIES = by_tier(400, quick=50)
+MIN_PREDICTED = by_tier(400, quick=50)
 MAX_STEPS = 1000
 HEAD_SIZE = 128
 
@@ -146,6 +147,7 @@ class Tally:
         self.bounded = 0
         self.plain = 0
         self.own_policy = 0
+        self.predicted = 0
         self.apart = 0
 
 
@@ -245,6 +247,20 @@ def build_speculation(setup: Setup, rng: random.Random) -> SpeculationParams:
         p_min=rng.choice((0.0, 0.0, 0.0, 0.3)),
         policy=rng.choice((None, "fixed")),
     )
+
+
+def predict(expected: Answer, vocab_size: int, seed: int) -> tuple[int, ...]:
+    """Return what a request predicts: mostly nothing, or its answer with changes, or anything."""
+    rng = random.Random(seed)
+    if rng.random() < 0.7:
+        return ()
+    if rng.random() < 0.2:
+        return tuple(rng.choices(range(vocab_size), k=rng.randint(1, 40)))
+    said = list(expected.token_ids)
+    for _ in range(rng.randint(0, 4)):
+        place, gone = rng.randint(0, len(said)), rng.choice((0, 1, 3, 20))
+        said[place : place + gone] = rng.choices(range(vocab_size), k=rng.choice((0, 1, 3, 20)))
+    return tuple(said)
 
 
 def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams:
@@ -493,7 +509,10 @@ def assert_equals_plain(
     for step in range(MAX_STEPS):
         for index, expected in enumerate(plain):
             if index not in answers and joins[index] <= step:
-                speculation = build_speculation(setup, rng)
+                predicted = predict(expected, scene.vocab_size, setup.seed + index)
+                speculation = replace(build_speculation(setup, rng), prediction=predicted)
+                if speculation.drafters is not None and setup.seed % 2:
+                    speculation = replace(speculation, drafters=(*speculation.drafters, PREDICTION))
                 tally.plain += not speculation.speculate
                 request = expected.request
                 answers[index] = Answer(
@@ -522,6 +541,8 @@ def assert_equals_plain(
     for index, answer in answers.items():
         expected = plain[index]
         tally.preemptions += answer.request.stats.preemptions
+        from_prediction = answer.request.stats.accepted_by_source[PREDICTION]
+        tally.predicted += 0 < from_prediction < answer.request.stats.drafted_by_source[PREDICTION]
         own = answer.request.speculation.speculate and answer.request.speculation.policy == "fixed"
         tally.own_policy += own and answer.request.stats.num_accepted > 0
         if answer.finish_reason == "cancelled":
@@ -588,7 +609,8 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
         f"{tally.bounded} of these on targets that take back rows of one pass alone, ended by {dict(tally.reasons)}; "
         f"cut short {dict(tally.cut_short)}; {tally.num_refused_passes} passes refused, {tally.preemptions} requests "
         f"preempted, {tally.plain} plain beside others, {tally.own_policy} that accepted drafts by a policy of their "
-        f"own, {tally.apart} in passes of their own; drafts did not read {tally.reused_tokens} tokens again"
+        f"own, {tally.predicted} that accepted a part of their prediction, {tally.apart} in passes of their own; "
+        f"drafts did not read {tally.reused_tokens} tokens again"
     )
     request.config.stash[SUMMARY_LINES].append(line)
     assert tally.partial >= MIN_PARTIAL_CASES, line
@@ -597,6 +619,7 @@ def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.F
     assert tally.preemptions >= MIN_PREEMPTIONS
     assert tally.plain > 0
     assert tally.own_policy >= MIN_OWN_POLICIES
+    assert tally.predicted >= MIN_PREDICTED
     assert tally.bounded > tally.partial / 10
     assert tally.apart > tally.finished / 12
     assert set(tally.cut_short) == {"cancelled"}

@@ -255,6 +255,26 @@ def test_what_a_request_asks_for_is_exact(name: str, asked: dict[str, Any]) -> N
         assert total_variation(spoken, markov_text(TARGET_3, 3, last=1)) < EXACT
 
 
+@pytest.mark.parametrize("prediction", [(1, 2, 0, 1), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("name", "trees"), [("", True), ("", False), ("draft", True), ("draft", False), ("suffix before draft", True)]
+)
+def test_what_a_request_predicts_is_exact(name: str, trees: bool, prediction: tuple[int, ...]) -> None:
+    """Before and behind places where the answer differs, beside other drafters, and where a chain is all there is."""
+    make_drafters: dict[str, MakeDrafters] = {"": lambda: [], "draft": lambda: [draft_of(DRAFT_3)], **MERGES}
+    spoken = text_distribution(
+        table_model(TARGET_3),
+        3,
+        make_drafters[name],
+        FixedPolicy(2, siblings=1 + trees),
+        prompt=(0, 1, 0, 1),
+        num_tokens=4 if name == "" else 3,
+        speculation=replace(REJECTION, prediction=prediction),
+        trees=trees,
+    )
+    assert total_variation(spoken, markov_text(TARGET_3, 4 if name == "" else 3, last=1)) < EXACT
+
+
 @pytest.mark.parametrize("draft_size", [2, 5])
 def test_draft_with_another_width_is_exact(draft_size: int) -> None:
     """Draft vocabularies are padded differently; their surplus is never proposed, what they lack is recovered."""

@@ -78,7 +78,7 @@ def test_properties_are_the_defaults_of_requests(server: Hosted) -> None:
     assert re.match(r"b\d+-", props["build_info"])
     assert props["build_info"].endswith(__version__)
     assert props["speculative"] == {
-        "drafters": ["draft", "suffix", "lookup"],
+        "drafters": ["prediction", "draft", "suffix", "lookup"],
         "policy": "fixed",
         "verify": "coupled",
         "reason": None,

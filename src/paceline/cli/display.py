@@ -25,6 +25,7 @@ SOURCE_STYLES = {
     "draft": Style(color="green"),
     "suffix": Style(color="cyan"),
     "lookup": Style(color="magenta"),
+    "prediction": Style(color="blue"),
 }
 """Colours of accepted tokens by drafter; the target's own tokens keep the terminal's colour."""
 

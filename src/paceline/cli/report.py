@@ -56,12 +56,13 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
         ]
         if (translated := _find_translated(model)) is not None:
             lines.append(f"draft model             = translated: {_describe_levels(translated.cases)}")
-        if len(model.drafters) > 1:
+        # A request may bring drafters of its own.
+        sources = dict.fromkeys([*(drafter.name for drafter in model.drafters), *stats.drafted_by_source])
+        if len(sources) > 1:
             lines.append(
                 "accepted from           = "
                 + ", ".join(
-                    f"{d.name} {stats.accepted_by_source[d.name]} of {stats.drafted_by_source[d.name]}"
-                    for d in model.drafters
+                    f"{name} {stats.accepted_by_source[name]} of {stats.drafted_by_source[name]}" for name in sources
                 )
             )
     else:

@@ -37,7 +37,7 @@ from paceline.cli.constraint_options import (
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
 from paceline.cli.progress import show_prompt_progress
-from paceline.cli.prompt import read_prompt, read_typed_text
+from paceline.cli.prompt import read_prompt, read_text_file, read_typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.cli.setup import (
     SPECULATION_PANEL,
@@ -51,6 +51,7 @@ from paceline.cli.setup import (
 from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
+from paceline.drafters.lookup import PREDICTION
 from paceline.engines.loading import check_prompt, reader_of
 from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice
@@ -160,6 +161,14 @@ def run(
         ),
     ] = False,
     remember: Remember = True,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            "--prediction",
+            help="A file with a text that the answer repeats for the most part, such as one to be edited.",
+            rich_help_panel=SPECULATION_PANEL,
+        ),
+    ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=SPECULATION_PANEL)
     ] = 5,
@@ -185,6 +194,7 @@ def run(
     )
     rules = replace(rules, stop=tuple(read_typed_text(text, "--stop", escape=escape) for text in rules.stop))
     text = read_prompt(prompt, file, sample, escape, embedded=models.target is None)
+    predicted = None if prediction is None else read_text_file(prediction, "--prediction")
     messages = [
         *start_conversation(system_prompt(system, system_file, escape=escape)),
         {"role": "user", "content": text},
@@ -203,6 +213,8 @@ def run(
         options = request_options(context, loaded, given, params, rules, speculation)
         if source is not None:
             options["constraint"] = loaded.compile(source)
+        if predicted is not None:
+            options["prediction"] = predicted
         if compare:
             asked: str | Sequence[int] = text
             if as_chat:
@@ -228,7 +240,7 @@ def _generate(
     stream = model.stream(prompt, **options)
     rounds = show_prompt_progress(stream.rounds(), model.target, silent=as_json)
     announce_builtin_model(models)
-    writer = AnswerWriter(prompt, [drafter.name for drafter in model.drafters], silent=as_json)
+    writer = AnswerWriter(prompt, _sources(model, options), silent=as_json)
     for segments in rounds:
         writer.write(segments)
         if interrupted.is_set():
@@ -237,6 +249,11 @@ def _generate(
     writer.finish()
     generation = stream.so_far()
     _report(model, generation, generation_json(model, generation), as_json, interrupted)
+
+
+def _sources(model: Model, options: GenerateOptions) -> list[str]:
+    """Return where drafts of an answer may come from."""
+    return [name for name in model.drafter_names if name != PREDICTION or "prediction" in options]
 
 
 def _reply(
@@ -251,7 +268,7 @@ def _reply(
     stream = model.chat_stream(messages, chat=conversation, **options)
     rounds = show_prompt_progress(stream.rounds(), model.target, silent=as_json)
     announce_builtin_model(models)
-    writer = AnswerWriter("", [drafter.name for drafter in model.drafters], silent=as_json)
+    writer = AnswerWriter("", _sources(model, options), silent=as_json)
     for parts in rounds:
         writer.write_parts(parts)
         if interrupted.is_set():

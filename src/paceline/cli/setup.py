@@ -45,7 +45,10 @@ SPECULATION_PANEL: Final = "Speculation"
 """Heading of the options of speculation in ``--help``."""
 
 _OF_A_FIXED_POLICY: Final = {field.name: field.flags[0] for field in fields_of(FixedPolicy)}
-_OF_SPECULATION: Final = ("drafters", "policy", "draft_min", "p_min", "siblings", "verify", "remember", "compare")
+_OF_SPECULATION: Final = (
+    *("drafters", "policy", "draft_min", "p_min", "siblings", "verify", "remember", "compare"),
+    "prediction",
+)
 _OF_DRAFTING_BY_MODEL: Final = (*NAMES_OF_THE_DRAFT_MODEL, *OF_THE_DRAFT_MODEL, "siblings")
 
 

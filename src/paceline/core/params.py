@@ -273,6 +273,8 @@ class SpeculationParams:
             ``fixed``, which drafts a chain of ``draft_max`` tokens every round, whatever that costs. Without
             ``draft_max`` these are :class:`~paceline.planning.policies.fixed.FixedPolicy`'s. Without ``drafters`` the
             draft model drafts them, if there is one. Of several drafters the first that proposes anything does.
+        prediction: tokens that the answer is expected to repeat for the most part, changes aside: the drafter
+            ``prediction`` copies from them. Empty for none.
     """
 
     speculate: bool = setting(True, Option("truth"), _SPECULATION("--no-speculation", "Decode plainly.", negated=True))
@@ -303,9 +305,12 @@ class SpeculationParams:
     policy: PolicyName | None = setting(
         None, Option("choice", optional=True, words=same(get_args(PolicyName)), variable=None)
     )
+    prediction: tuple[int, ...] = setting((), Option("other", variable=None))
 
     def __post_init__(self) -> None:
         take_values(self)
+        with blame("prediction"):
+            object.__setattr__(self, "prediction", token_ids(self.prediction, "prediction"))
         if self.drafters is not None and not self.drafters:
             raise InputError(
                 "no drafter is named: name one, or decode without speculation (`speculate=False`)", field="drafters"

@@ -10,6 +10,9 @@ one elsewhere, and soon behind a very long copy a single token is a match::
     answer    ... def area ( width , height , unit ) : return width * height
                                            ^          ^
                            the copy breaks off here   goes on here: ")" is near, though ", unit )" was never seen
+
+A text that a request predicts is such a passage too. It counts as being copied from before the answer begins, so its
+beginning is proposed at once.
 """
 
 from __future__ import annotations
@@ -43,6 +46,12 @@ LONGEST_CHANGE: Final = 64
 _BEHIND, _AHEAD = 16, 32
 """How far from where it broke off, and from where it would stand by now, a copy is looked for."""
 
+PREDICTION: Final = "prediction"
+"""Name of the drafter of predictions in reports and choices."""
+
+_BORDER: Final = -1
+"""Stands between a prediction and the answer: no token is equal to it, so no copy goes on across it."""
+
 
 class _NgramIndex:
     """Where each n-gram of a growing text last ended, for n up to ``longest``."""
@@ -61,9 +70,8 @@ class _NgramIndex:
                 self._ends[tuple(token_ids[end - n : end])] = end
         self._length = length
 
-    def find(self, token_ids: Sequence[int], shortest: int) -> _Match | None:
-        """Return the latest earlier occurrence of the longest n-gram at the end of what was followed."""
-        length = self._length
+    def find(self, token_ids: Sequence[int], length: int, shortest: int) -> _Match | None:
+        """Return the latest indexed occurrence of the longest n-gram at the end of the first ``length`` tokens."""
         for n in range(min(self.longest, length - 1), shortest - 1, -1):
             start = self._ends.get(tuple(token_ids[length - n : length]))
             if start is not None:
@@ -114,13 +122,16 @@ class _Copy:
         self.copied += 1
         return True
 
-    def resumption(self, token_ids: Sequence[int], length: int, longest: int) -> _Match | None:
-        """Return the longest match of the text's end near where the copy broke off; of equal ones the nearest."""
+    def resumption(self, token_ids: Sequence[int], length: int, longest: int, stop: int) -> _Match | None:
+        """Return the longest match of the text's end near where the copy broke off; of equal ones the nearest.
+
+        It begins before index ``stop``.
+        """
         last_token = token_ids[length - 1]
         # Where the copy would stand if the new tokens had replaced as many of its own.
         expected = self.source + length - self.end
         # Matches within the new tokens have nothing to do with the copy.
-        place, stop = max(self.source - _BEHIND, 0), min(expected + _AHEAD, self.end)
+        place, stop = max(self.source - _BEHIND, 0), min(expected + _AHEAD, self.end, stop)
         best, best_rank = None, (0, 0)
         while True:
             try:
@@ -134,21 +145,36 @@ class _Copy:
 
 
 class _History:
-    """A request's text as it was read: what it repeats depends on the text alone, not on when it is asked."""
+    """A request's text as it was read: what it repeats depends on the text alone, not on when it is asked.
 
-    __slots__ = ("_copy", "_index", "_length", "_match", "_shortest")
+    Args:
+        longest: most tokens of an n-gram.
+        shortest: fewest of them.
+        prediction: the passage that the text repeats, if it repeats anything; it comes before the text. ``None``: the
+            text repeats itself.
+    """
 
-    def __init__(self, longest: int, shortest: int) -> None:
+    __slots__ = ("_copy", "_index", "_length", "_match", "_num_predicted", "_shortest")
+
+    def __init__(self, longest: int, shortest: int, prediction: Sequence[int] | None = None) -> None:
         self._index = _NgramIndex(longest)
         self._shortest = shortest
         self._copy: _Copy | None = None
         self._match: _Match | None = None
         self._length = 0
+        self._num_predicted: int | None = None
+        if prediction is not None:
+            self._num_predicted = len(prediction)
+            self._index.follow(prediction, len(prediction))
+            self._length = len(prediction) + 1
+            self._match = _Match(start=0, length=0)
+            self._copy = _Copy(self._match, self._length)
 
     def read(self, token_ids: Sequence[int], num_prompt: int) -> _Match | None:
         """Read what is new in a text and return what its end repeats; what the prompt repeats is its own affair."""
         for length in range(max(self._length + 1, num_prompt), len(token_ids) + 1):
-            self._index.follow(token_ids, length)
+            if self._num_predicted is None:
+                self._index.follow(token_ids, length)
             self._match = self._find_repeat(token_ids, length)
         self._length = len(token_ids)
         return self._match
@@ -157,14 +183,16 @@ class _History:
         copy = self._copy
         if copy is not None and copy.follow(token_ids, length):
             return _Match(copy.source, copy.copied)
-        match = self._index.find(token_ids, self._shortest)
+        match = self._index.find(token_ids, length, self._shortest)
         if copy is not None:
             changed = length - copy.end
             if changed > LONGEST_CHANGE:
                 self._copy = copy = None
             else:
-                near = copy.resumption(token_ids, length, self._index.longest)
-                one_will_do = copy.copied >= CLEAR_COPY_LENGTH and changed <= SHORT_CHANGE
+                stop = length if self._num_predicted is None else self._num_predicted
+                near = copy.resumption(token_ids, length, self._index.longest, stop)
+                is_clear = self._num_predicted is not None or copy.copied >= CLEAR_COPY_LENGTH
+                one_will_do = is_clear and changed <= SHORT_CHANGE
                 least = match.length if match is not None else 1 if one_will_do else self._shortest
                 if near is not None and near.length >= least:
                     match = near
@@ -235,3 +263,50 @@ class LookupDrafter:
 
     def close(self) -> None:
         self._histories.clear()
+
+
+class PredictionDrafter:
+    """Copies from the text that a request predicts, if it predicts one."""
+
+    name = PREDICTION
+    end_ids: frozenset[int] = frozenset()
+
+    def __init__(self, longest_match: int = 4, min_match: int = 2) -> None:
+        self._longest_match = longest_match
+        self._min_match = min_match
+        # By request: its prediction, the border and as much of the answer as was read.
+        self._texts: dict[int, tuple[list[int], _History]] = {}
+
+    def begin(self, request: Request) -> None:
+        """Index the prediction here: what a drafter's first draft takes counts as what reading the prompt takes it."""
+        prediction = request.speculation.prediction
+        history = _History(self._longest_match, self._min_match, prediction)
+        self._texts[request.id] = [*prediction, _BORDER], history
+
+    def unread(self, request: Request) -> None:
+        """There is no model."""
+
+    def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
+        """Propose whole continuations; a second call has nothing to add."""
+        for job in jobs:
+            request = job.request
+            text, history = self._texts[request.id]
+            num_predicted = len(request.speculation.prediction)
+            text += request.token_ids[request.num_prompt + len(text) - num_predicted - 1 :]
+            match = history.read(text, 0)
+            if match is None or job.budget.min_probability > FIRST_MATCH_PROBABILITY:
+                continue
+            evidence = Evidence(FIRST_MATCH_PROBABILITY, match.length, 1, resumed=match.resumed)
+            node = ROOT
+            for token_id in text[match.start : min(match.start + job.budget.max_depth, num_predicted)]:
+                node = job.tree.add(node, token_id, self.name, evidence)
+        return [False] * len(jobs)
+
+    def observe(self, request: Request, commit: Commit) -> None:
+        """Nothing to do: the text is read when it is next needed."""
+
+    def end(self, request: Request) -> None:
+        del self._texts[request.id]
+
+    def close(self) -> None:
+        self._texts.clear()

@@ -12,6 +12,7 @@ from paceline.core.stats import OffReason
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.grammar import GrammarDrafter
+from paceline.drafters.lookup import PredictionDrafter
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import drop_short_paths
 from paceline.runtime.pass_budget import PassBudget
@@ -48,6 +49,7 @@ class Drafting:
     def __init__(self, drafters: Sequence[Drafter], policy: Policy, budget: PassBudget, clock: Clock) -> None:
         self._drafters = drafters
         self._grammar = GrammarDrafter()
+        self._prediction = PredictionDrafter()
         self._policy = policy
         self._budget = budget
         self._clock = clock
@@ -64,7 +66,7 @@ class Drafting:
         plainly = not self._budget.may_draft(num_prompts)
         trees = [self._unjudged.get(request.id) or DraftTree(request.token_ids[-1]) for request in requests]
         drafts = Drafts(requests, trees)
-        if not plainly and (self._drafters or any(_is_constrained(request) for request in requests)):
+        if not plainly and (self._drafters or any(map(self.drafters_of, requests))):
             self._draft(drafts, len(requests) + num_prompts)
         for request, tree in zip(requests, trees, strict=True):
             if not tree.num_drafted:
@@ -85,7 +87,8 @@ class Drafting:
                 elif budget.max_depth > 0:
                     drafts.off[request.id] = self._budget.why_no_draft(request)
         passed_over: set[int] = set()
-        for drafter in (self._grammar, *self._drafters):
+        drafters: Sequence[Drafter] = (self._grammar, self._prediction, *self._drafters)
+        for drafter in drafters:
             growing = [job for job in jobs if drafter in self.drafters_of(job.request)]
             self._ask(drafter, growing, drafts.seconds, passed_over)
         for job in jobs:
@@ -101,12 +104,14 @@ class Drafting:
 
     def drafters_of(self, request: Request) -> Sequence[Drafter]:
         """Return the drafters that may draft for a request; the others hear nothing of it."""
-        wanted = request.speculation.drafters
-        if not request.speculation.speculate:
+        asked, wanted = request.speculation, request.speculation.drafters
+        if not asked.speculate:
             return ()
-        if wanted is None and not _is_constrained(request):
+        if wanted is None and not asked.prediction and not _is_constrained(request):
             return self._drafters
-        named = [drafter for drafter in self._drafters if wanted is None or drafter.name in wanted]
+        own = [self._prediction] if asked.prediction else []
+        drafters: Sequence[Drafter] = (*own, *self._drafters)
+        named = [drafter for drafter in drafters if wanted is None or drafter.name in wanted]
         # What a grammar forces is drafted whichever drafters are named, and first, as it is the surest.
         return [self._grammar, *named] if _is_constrained(request) else named
 

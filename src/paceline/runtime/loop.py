@@ -152,7 +152,7 @@ class DecodingLoop:
             QueueFullError: as many of its client wait as may.
         """
         try:
-            self._check(prompt_ids, params, rules)
+            self._check(prompt_ids, params, rules, speculation)
             verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids), constraint)
             if rules.ignore_end and verifier.sampler.is_constrained:
                 raise ConstraintError(
@@ -268,7 +268,9 @@ class DecodingLoop:
         for observer in self._observers:
             observer.observe(record)
 
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams, rules: StopRules) -> None:
+    def _check(
+        self, prompt_ids: Sequence[int], params: SamplingParams, rules: StopRules, speculation: SpeculationParams
+    ) -> None:
         """Refuse what could never be decoded."""
         vocab_size = self._engine.vocabulary.size
         if not prompt_ids:
@@ -284,6 +286,7 @@ class DecodingLoop:
                 (*budget.start, *budget.end, *budget.forced) if budget is not None else (),
             ),
             ("preserved_ids", "token id {} of preserved_ids is", rules.preserved_ids),
+            ("prediction", "token id {} of the prediction is", speculation.prediction),
         ):
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:

@@ -64,6 +64,7 @@ def in_names_of(names: Mapping[str, str]) -> Iterator[None]:
 _OTHER_NAMES: Final[Mapping[str, str | None]] = {
     "order": "samplers",
     "speculate": "speculative.off",
+    "prediction": "prediction",
     "reasoning": "enable_thinking",
     "reasoning_budget": "reasoning_budget_tokens",
     "template_variables": "chat_template_kwargs",

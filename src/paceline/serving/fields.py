@@ -115,7 +115,7 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         # of a context that is shifted, which this server does not do
         *("n_keep", "n_discard"),
         # of parsers of answers
-        *("parse_tool_calls", "preserved_tokens", "prediction", "stream_options.include_obfuscation"),
+        *("parse_tool_calls", "preserved_tokens", "stream_options.include_obfuscation"),
         # of summaries of reasoning, which is sent as it is
         *("reasoning.summary", "reasoning.generate_summary", "thinking.display"),
     }
@@ -139,6 +139,7 @@ _WITHIN: Final[Mapping[str, Known]] = {
         **dict.fromkeys(("type", "schema")),
         "json_schema": dict.fromkeys(("name", "description", "schema", "strict")),
     },
+    "prediction": {"type": None, "content": [dict.fromkeys(("type", "text", "cache_control"))]},
     "structured_outputs": dict.fromkeys(("json", "json_object", "regex", "choice", "grammar", "disable_fallback")),
     # llama.vim notes when it took a text.
     "input_extra": [dict.fromkeys(("text", "filename", "time"))],

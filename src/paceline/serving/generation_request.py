@@ -19,6 +19,7 @@ from paceline.core.errors import ConstraintError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams
+from paceline.drafters.lookup import PREDICTION
 from paceline.options import REQUEST_PARTS, GenerateOptions, RequestOptions
 from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
@@ -198,6 +199,8 @@ def read_generation_request(
     speculation, speculation_names = _read_speculation(given.get("speculative"), extra)
     options.update(speculation)
     names |= speculation_names
+    if "prediction" in given:
+        options["prediction"] = _read_prediction(given["prediction"])
     bias_ids, bias_texts = read_biases(given.get("logit_bias"))
     reads_only, length = _read_length(given)
     names["max_tokens"] = next((name for name in _LENGTHS if name in given), "max_tokens")
@@ -269,6 +272,7 @@ def read_generation_request(
             *warn_of_unknown_fields(unknown),
             *_warn_of_ineffective_fields({**extra, **given}, api, samplers or ()),
             *(() if conversation is None else conversation.warnings),
+            *_warn_of_unused_prediction(request.speculation, model),
         ),
         names=names,
         named=named,
@@ -305,6 +309,22 @@ def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api, samplers: Se
     if stream_options and stream_options.continuous_usage_stats and not stream_options.include_usage:
         found.append("stream_options.continuous_usage_stats changes nothing without stream_options.include_usage")
     return found
+
+
+def _warn_of_unused_prediction(asked: SpeculationParams, model: Model) -> list[str]:
+    if not asked.prediction:
+        return []
+    if not model.policy.speculates:
+        why = "the server was started without speculation"
+    elif not asked.speculate:
+        why = "the request is decoded plainly"
+    elif asked.drafters is not None and PREDICTION not in asked.drafters:
+        why = f"speculative.drafters does not name {PREDICTION}"
+    elif asked.drafters is None and asked.policy == "fixed" and "draft" in model.drafter_names:
+        why = f"policy fixed asks the draft model alone, unless speculative.drafters names {PREDICTION}"
+    else:
+        return []
+    return [f"prediction changed nothing: {why}"]
 
 
 def _read_options(given: Mapping[str, Any], defaults: GenerateOptions) -> tuple[GenerateOptions, dict[str, str]]:
@@ -357,6 +377,30 @@ def _read_speculation(speculative: Speculative | None, extra: dict[str, Any]) ->
     if isinstance(drafters, str):
         options["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
     return cast("GenerateOptions", options), names
+
+
+def _read_prediction(given: Any) -> str:
+    """Return the text that an answer is expected to repeat, as OpenAI's API has it, or as it is."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, dict) or given.get("type", "content") != "content":
+        raise FieldError(
+            "prediction", f'prediction is {shown(given)}: give {{"type": "content", "content": ...}} with the text'
+        )
+    content = given.get("content")
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = content if isinstance(content, list) and content else [content]
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
+        if not isinstance(text, str):
+            raise FieldError(
+                "prediction.content",
+                f"prediction.content has {shown(part)}: give a text, or a list of parts of type text",
+            )
+        texts.append(text)
+    return "".join(texts)
 
 
 def _read_length(given: Mapping[str, Any]) -> tuple[bool, int | None]:

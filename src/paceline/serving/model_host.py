@@ -69,7 +69,7 @@ class ServedModel:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names of what drafts."""
-        return tuple(drafter.name for drafter in self.model.drafters)
+        return self.model.drafter_names
 
     def facts(self) -> Mapping[str, Any]:
         """Return what llama-server's ``/v1/models`` says of a model's file."""

@@ -187,6 +187,10 @@ class _Generation(_Body):
     verbose: bool | None = Field(None, description="Send the prompt and the settings, too.")
     cache_salt: str | None = Field(None, description="Share what was read with requests of the same salt alone.")
     speculative: Speculative | None = Field(None, description="How this request is sped up.")
+    prediction: Object | str | None = Field(
+        None,
+        description="A text that the answer repeats for the most part, changes aside.",
+    )
     response_format: Object | None = Field(
         None, description="What the answer is: text, json_object, or json_schema with a schema."
     )
