@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import anthropic
 import httpx
 import openai
 import uvicorn
@@ -98,9 +99,22 @@ class Hosted:
     def chunks(self, path: str, body: dict[str, Any]) -> list[Any]:
         """Return the JSON of all events of a stream; ``[DONE]`` is checked and left out."""
         events = events_of(self.post(path, {**body, "stream": True}))
-        if path not in ("/completion", "/completions"):
+        if path not in ("/completion", "/completions", "/v1/messages"):
             assert events.pop() == "[DONE]"
         return [json_of(event) for event in events]
+
+    @contextmanager
+    def anthropic_client(self, **options: Any) -> Iterator[anthropic.Anthropic]:
+        """Yield Anthropic's own client, as strict."""
+        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
+        with anthropic.Anthropic(base_url=self.url, _strict_response_validation=True, **given) as client:
+            yield client
+
+    @asynccontextmanager
+    async def async_anthropic_client(self, **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
+        async with anthropic.AsyncAnthropic(base_url=self.url, _strict_response_validation=True, **given) as client:
+            yield client
 
     @contextmanager
     def client(self, **options: Any) -> Iterator[openai.OpenAI]:
@@ -117,12 +131,15 @@ class Hosted:
 
 
 def events_of(response: httpx.Response) -> list[str]:
-    """Return what a stream of server-sent events says."""
+    """Return what a stream of server-sent events says; a name is the type that an event has."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [event for event in response.text.split("\n\n") if event and not event.startswith(":")]
-    assert all(event.startswith("data: ") for event in events)
-    return [event.removeprefix("data: ") for event in events]
+    named = [event.partition("\n") if event.startswith("event: ") else ("", "", event) for event in events]
+    for name, _, data in named:
+        assert data.startswith("data: ")
+        assert not name or json_of(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+    return [data.removeprefix("data: ") for _, _, data in named]
 
 
 def json_of(event: str) -> Any:

@@ -31,6 +31,7 @@ from paceline.serving.model_host import ServedModel
 from tests.chat.conversing import CHATML, ControlledBytes
 from tests.chat.tool_calls.answers import ANSWERS, THINK, TOOLS, Answer
 from tests.chat.tool_calls.test_formats import SOURCES
+from tests.serving import test_anthropic_client as messages
 from tests.serving.hosted import NAME, hosted
 from tests.tiers import by_tier
 
@@ -153,7 +154,15 @@ def test_a_stream_adds_up_to_the_message_of_the_whole_answer(family: str) -> Non
     signs = f"{SOURCES[family]} {markers.start} {markers.end}".replace("#", "")
     vocabulary = Pieces([answer.text for answer in answers], NUM_CUTTINGS, random.Random(family))
     template = f"{{# {signs} #}}{CHATML}"
-    with hosted(lambda: served(template, vocabulary)) as server, server.client() as client:
+    tools = [
+        {**tool["function"], "input_schema": tool["function"].get("parameters", {}), "parameters": None}
+        for tool in TOOLS
+    ]
+    with (
+        hosted(lambda: served(template, vocabulary)) as server,
+        server.client() as client,
+        server.anthropic_client() as other,
+    ):
         for number, answer in enumerate(answers):
             asked: dict[str, Any] = {"model": NAME, "tools": TOOLS, "temperature": 0, "max_tokens": 2000}
             asked["messages"] = [{"role": "user", "content": chr(48 + number * NUM_CUTTINGS)}]
@@ -163,12 +172,22 @@ def test_a_stream_adds_up_to_the_message_of_the_whole_answer(family: str) -> Non
             assert (message["content"] or "") == answer.content
             assert [(name, json.loads(arguments)) for _, name, arguments in message["calls"]] == list(answer.calls)
             assert message["reason"] == "tool_calls"
+            asked_other = {**asked, "tools": tools, "extra_body": {"temperature": 0}}
+            del asked_other["temperature"]
+            blocks = messages.said(other.messages.create(**asked_other))
+            assert "".join(block.get("thinking", "") for block in blocks) == (answer.reasoning or "")
+            assert "".join(block.get("text", "") for block in blocks) == answer.content
+            assert [(block["name"], block["input"]) for block in blocks if "name" in block] == list(answer.calls)
             accepted = set()
             for cutting in range(NUM_CUTTINGS):
                 asked["messages"] = [{"role": "user", "content": chr(48 + number * NUM_CUTTINGS + cutting)}]
                 asked["extra_body"] = {"speculative": SPECULATIVE[cutting % len(SPECULATIVE)]}
                 found, num_accepted = streamed(client, asked, answer.ids)
                 assert found == message
+                if cutting % 2 == 0:
+                    asked_other["messages"] = asked["messages"]
+                    asked_other["extra_body"] = {**asked["extra_body"], "temperature": 0}
+                    assert messages.said(messages.streamed(other, **asked_other)) == blocks
                 accepted.add(num_accepted)
             assert 0 in accepted
             assert max(accepted) > 3

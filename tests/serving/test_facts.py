@@ -24,6 +24,8 @@ ROUTES: Final = {
     "/infill": {"post"},
     "/v1/completions": {"post"},
     "/v1/chat/completions": {"post"},
+    "/v1/messages": {"post"},
+    "/v1/messages/count_tokens": {"post"},
     "/v1/chat/completions/input_tokens": {"post"},
     "/v1/chat/completions/control": {"post"},
     "/tokenize": {"post"},
@@ -168,7 +170,7 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
         gate.open()
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/v1/responses", "/v1/messages", "/slots/0"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/v1/responses", "/slots/0"])
 def test_routes_of_others_are_not_found_in_words(server: Hosted, path: str) -> None:
     # OpenAI's clients would try status 501 again, twice.
     error = server.refusal(path, {}, 404)

@@ -44,6 +44,7 @@ VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
     "bad_words": ([[]], [["a"]]),
     "allowed_token_ids": ([[]], [[5]]),
     "modalities": ([["text"]], [["text", "audio"]]),
+    "mcp_servers": ([[]], [[{"type": "url", "url": "http://127.0.0.1", "name": "a"}]]),
     "audio": ([{}], [{"voice": "a"}]),
     "web_search_options": ([{}], [{"search_context_size": "low"}]),
     "repetition_penalty": ([1, 1.0], [1.1]),

@@ -72,7 +72,7 @@ def test_listed_pages_may_read_answers_and_refusals() -> None:
             assert answer.status_code == status
             assert answer.headers["access-control-allow-origin"] == origin
             assert answer.headers["access-control-allow-credentials"] == "true"
-            assert answer.headers["access-control-expose-headers"] == "x-request-id, retry-after"
+            assert answer.headers["access-control-expose-headers"] == "x-request-id, request-id, retry-after"
 
 
 def test_listed_pages_are_allowed_headers_by_name() -> None:

@@ -23,7 +23,6 @@ from paceline.core.text import TextSegment
 from paceline.options import read_options
 from paceline.serving.answering import Ended, Event, Progress, Round
 from paceline.serving.generation_request import Api, GenerationRequest
-from paceline.serving.json_output import as_events
 from paceline.serving.model_host import ServedModel
 from paceline.serving.server import _FORMATTERS
 from tests.serving.hosted import scripted
@@ -115,14 +114,14 @@ FLAGS: Final = (
 )
 
 
-@pytest.mark.parametrize("api", ["native", "completions", "chat"])
+@pytest.mark.parametrize("api", ["native", "completions", "chat", "messages"])
 def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=by_tier(100, quick=50), deadline=None, database=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        num_choices = data.draw(st.integers(1, 2))
+        num_choices = 1 if api == "messages" else data.draw(st.integers(1, 2))
         flag = data.draw(st.sampled_from([*FLAGS, "", "", "", "", "", ""]))
         flags: dict[str, Any] = {flag: True} if flag else {}
         num_logprobs = data.draw(st.sampled_from([None, None, None, 2]))
@@ -149,7 +148,7 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
 
         quick._framed = noted
         for choice, events in rounds:
-            whole = as_events([chunk for event in events for chunk in slow.chunks(choice, event)])
+            whole = slow.as_events([chunk for event in events for chunk in slow.chunks(choice, event)])
             assert quick.written(choice, events) == whole
 
     check()

@@ -15,12 +15,13 @@ from tests import tiers
 from tests.conftest import SUMMARY_LINES
 from tests.serving.hosted import Hosted, hosted, pair, scripted
 
-Way = Literal["native", "completions", "chat"]
+Way = Literal["native", "completions", "chat", "messages"]
 
 PATHS: Final[dict[Way, str]] = {
     "native": "/completion",
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
 }
 SPECULATION: Final[list[dict[str, Any]]] = [
     {},
@@ -42,7 +43,7 @@ BEGINNINGS: Final = ["", "abc " * 9, "文中 bad 😀 cafe\n" * 4]
 
 @dataclass(frozen=True)
 class Question:
-    """A request, by any of the three APIs; as a chat its prompt is what the template writes."""
+    """A request, by any of the APIs; as a chat its prompt is what the template writes."""
 
     content: str
     fields: dict[str, Any]
@@ -68,7 +69,7 @@ class Question:
         return cls(text, fields)
 
     def body(self, way: Way) -> dict[str, Any]:
-        if way == "chat":
+        if way in ("chat", "messages"):
             return {**self.fields, "messages": [{"role": "user", "content": self.content}]}
         prompt = f"<|im_start|>user\n{self.content}<|im_end|>\n<|im_start|>assistant\n"
         return {**self.fields, "prompt": prompt}
@@ -98,9 +99,14 @@ class Reply:
     @classmethod
     def of(cls, parts: Sequence[dict[str, Any]], way: Way) -> Reply:
         """Return what a whole answer, or the parts of one, say."""
-        preemptions = parts[-1]["speculative"]["preemptions"]
+        (preemptions,) = (part["speculative"]["preemptions"] for part in parts if "speculative" in part)
         if way == "native":
             return cls("".join(part["content"] for part in parts), parts[-1]["stop_type"] != "limit", preemptions)
+        if way == "messages":
+            reasons = [part.get("delta", part).get("stop_reason") for part in parts]
+            return cls(
+                "".join(map(message_text, parts)), bool({"end_turn", "stop_sequence"} & set(reasons)), preemptions
+            )
         choices = [choice for part in parts for choice in part["choices"]]
         ended = any(choice["finish_reason"] == "stop" for choice in choices)
         return cls("".join(map(text_of, choices)), ended, preemptions)
@@ -110,6 +116,11 @@ def text_of(choice: dict[str, Any]) -> str:
     """Return the text of a choice, or of a part of one."""
     message = choice.get("delta") or choice.get("message") or {}
     return choice.get("text") or message.get("content") or ""
+
+
+def message_text(part: dict[str, Any]) -> str:
+    """Return the text of one of Anthropic's messages, or of an event of one."""
+    return "".join(block.get("text", "") for block in part.get("content", [part.get("delta", {})]))
 
 
 def asked_at_once(works: Sequence[Callable[[], object]]) -> None:
@@ -166,19 +177,19 @@ def test_a_seed_gives_one_text_whatever_else_goes_on(
     )
 
 
-@pytest.mark.parametrize("way", PATHS)
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("way", "n"), [(way, n) for way in PATHS for n in (1, 3) if (way, n) != ("messages", 3)])
 def test_a_stream_is_byte_for_byte_what_is_sent_at_once(server: Hosted, way: Way, n: int) -> None:
     """In characters of one to four bytes, each of them several tokens, and in bytes that are no character."""
     biases = {"240": 2.0, "228": 2.0, "195": 1.0}
     body = Question("文中", {"seed": 3, "max_tokens": 200, "n": n, "logit_bias": biases}).body(way)
+    said = {"native": lambda part: part["content"], "messages": message_text}.get(way, text_of)
     whole = server.answer(PATHS[way], body)
     answers = whole if isinstance(whole, list) else whole.get("choices", [whole])
-    texts = [each["content"] if way == "native" else text_of(each) for each in answers]
+    texts = [said(each) for each in answers]
     streamed = [""] * n
     for chunk in server.chunks(PATHS[way], body):
-        for part in [chunk] if way == "native" else chunk["choices"]:
-            streamed[part["index"]] += part["content"] if way == "native" else text_of(part)
+        for part in chunk.get("choices", [chunk]):
+            streamed[part.get("index", 0)] += said(part)
     assert [text.encode() for text in streamed] == [text.encode() for text in texts]
     assert {len(character.encode()) for character in texts[0]} == {1, 2, 3, 4}
     assert "\N{REPLACEMENT CHARACTER}" in "".join(texts)

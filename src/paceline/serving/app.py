@@ -41,11 +41,14 @@ from paceline.serving.errors import (
     WrongMethodError,
     error_response,
     error_type,
+    renaming_fields,
+    speaks_anthropic,
 )
 from paceline.serving.event_stream import cancel_on_disconnect
 from paceline.serving.fields import check_known, unknown_within
 from paceline.serving.generation_request import Api, GenerationRequest, read_generation_request, warn_of_unknown_fields
 from paceline.serving.json_output import to_json
+from paceline.serving.messages_request import read_messages
 from paceline.serving.middleware import with_security
 from paceline.serving.page import page_handlers
 from paceline.serving.prompts import (
@@ -62,7 +65,7 @@ from paceline.serving.prompts import (
     token_piece,
     tokens_to_text,
 )
-from paceline.serving.props import list_models, server_props
+from paceline.serving.props import list_anthropic_models, list_models, server_props
 from paceline.serving.schema import (
     ERROR_RESPONSES,
     ChatBody,
@@ -70,6 +73,7 @@ from paceline.serving.schema import (
     ControlBody,
     DetokenizeBody,
     InfillBody,
+    MessagesBody,
     TemplateBody,
     TokenizeBody,
     describe_body,
@@ -167,7 +171,7 @@ def _error_handler(server: Server) -> Callable[[Request, Exception], Awaitable[R
             error = _no_such_route(request)
         elif isinstance(error, RequestValidationError):
             error = parameter_error(error)
-        response = error_response(error)
+        response = error_response(error, request.scope)
         server.refused(response.status_code, error_type(error))
         return response
 
@@ -193,6 +197,7 @@ def _no_such_route(request: Request) -> PacelineError:
 _Completion = Annotated[CompletionBody, Depends(read_body_as(CompletionBody))]
 _Infill = Annotated[InfillBody, Depends(read_body_as(InfillBody))]
 _Chat = Annotated[ChatBody, Depends(read_body_as(ChatBody))]
+_Messages = Annotated[MessagesBody, Depends(read_body_as(MessagesBody))]
 _Control = Annotated[ControlBody, Depends(read_body_as(ControlBody))]
 _Tokenize = Annotated[TokenizeBody, Depends(read_body_as(TokenizeBody))]
 _Detokenize = Annotated[DetokenizeBody, Depends(read_body_as(DetokenizeBody))]
@@ -202,7 +207,6 @@ _NOT_OFFERED: Final = {
     "embeddings": ("/embedding", "/embeddings", "/v1/embeddings"),
     "reranking": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
     "the Responses API: use /v1/chat/completions": ("/v1/responses", "/responses"),
-    "Anthropic's API: use /v1/chat/completions": ("/v1/messages",),
     "adapters": ("/lora-adapters",),
     "slot files: what was read is kept in memory": ("/slots/{number}",),
 }
@@ -234,6 +238,9 @@ class Handlers:
                   "Count the tokens of a conversation"),
             Route(_POST, ("/v1/chat/completions/control", "/chat/completions/control"), self.control,
                   "End the reasoning of an answer that is being written"),
+            Route(_POST, ("/v1/messages",), self.messages, "Answer a conversation, as Anthropic"),
+            Route(_POST, ("/v1/messages/count_tokens",), self.count_tokens,
+                  "Count the tokens of a conversation, as Anthropic"),
             Route(_POST, ("/tokenize",), self.tokenize, "Turn a text into tokens"),
             Route(_POST, ("/detokenize",), self.detokenize, "Turn tokens into a text"),
             Route(_POST, ("/apply-template",), self.apply_template,
@@ -282,6 +289,13 @@ class Handlers:
     async def input_tokens(self, request: Request, body: _Chat) -> dict[str, Any]:
         _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, "chat", counts=True))
         return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+
+    async def messages(self, request: Request, body: _Messages) -> Response:
+        return await self._converse(request, body, "messages")
+
+    async def count_tokens(self, request: Request, body: _Messages) -> dict[str, int]:
+        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, "messages", counts=True))
+        return {"input_tokens": len(prompt.token_ids)}
 
     async def control(self, request: Request, body: _Control) -> dict[str, Any]:
         warned = self._collect_warnings(body)
@@ -347,15 +361,16 @@ class Handlers:
 
         return _json(await share.offload(kind, answer, num_items=len(await request.body()) // _BYTES_AN_ITEM))
 
-    async def models(self) -> dict[str, Any]:
-        return list_models(self._server.host.served, created=int(self._server.host.started_s))
+    async def models(self, request: Request) -> dict[str, Any]:
+        list_as = list_anthropic_models if speaks_anthropic(request.scope) else list_models
+        return list_as(self._server.host.served, created=int(self._server.host.started_s))
 
-    async def model(self, name: str) -> dict[str, Any]:
+    async def model(self, request: Request, name: str) -> dict[str, Any]:
         names = self._server.host.served.names
         if name not in names:
             message = f"there is no model {name!r} here: its names are {', '.join(names)}"
             raise RefusedError(404, "not_found_error", message)
-        return {**(await self.models())["data"][0], "id": name}
+        return {**(await self.models(request))["data"][0], "id": name}
 
     async def props(self, request: Request) -> dict[str, Any]:
         served = self._server.host.served
@@ -388,7 +403,7 @@ class Handlers:
         generation, prompts = await cancel_on_disconnect(request, self._prepare_completions(request, body, api))
         return await self._server.answer(request, generation, prompts)
 
-    async def _converse(self, request: Request, body: ChatBody, api: Api) -> Response:
+    async def _converse(self, request: Request, body: ChatBody | MessagesBody, api: Api) -> Response:
         generation, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, api))
         if generation.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
@@ -399,7 +414,11 @@ class Handlers:
         return await self._server.answer(request, generation, [prompt])
 
     async def _read(
-        self, request: Request, body: CompletionBody | ChatBody, api: Api, conversation: Conversation | None = None
+        self,
+        request: Request,
+        body: CompletionBody | ChatBody | MessagesBody,
+        api: Api,
+        conversation: Conversation | None = None,
     ) -> GenerationRequest:
         """Return what a request asks for, with everything compiled and checked by the model."""
         server, share, kind = self._server, self._share(request), await _reading_kind(request)
@@ -449,22 +468,27 @@ class Handlers:
         return generation, [prompt]
 
     async def _prepare_chat(
-        self, request: Request, body: ChatBody, api: Api, *, counts: bool = False
+        self, request: Request, body: ChatBody | MessagesBody, api: Api, *, counts: bool = False
     ) -> tuple[GenerationRequest, PreparedPrompt]:
-        conversation = Conversation(body.messages, body.tools)
-        generation = await self._read(request, body, api, conversation)
-        # The template tells of the tools even where none may be called, as a history of calls is read with them.
-        told = conversation.tools if generation.tools is None else generation.tools.tools
-        return generation, await prepare_chat(
-            self._server.host.served,
-            self._share(request),
-            await _reading_kind(request, conversation.messages, told),
-            body,
-            conversation,
-            max_tokens=0 if counts else generation.options.rules.max_tokens,
-            tools=told,
-            offered=generation.tools,
-        )
+        if isinstance(body, MessagesBody):
+            kind, num_items = await _reading_kind(request, body.messages), len(await request.body()) // _BYTES_AN_ITEM
+            conversation = await self._share(request).offload(kind, lambda: read_messages(body), num_items=num_items)
+        else:
+            conversation = Conversation(body.messages, body.tools)
+        with renaming_fields(conversation.names):
+            generation = await self._read(request, body, api, conversation)
+            # The template tells of the tools even where none may be called, as a history of calls is read with them.
+            told = conversation.tools if generation.tools is None else generation.tools.tools
+            return generation, await prepare_chat(
+                self._server.host.served,
+                self._share(request),
+                await _reading_kind(request, conversation.messages, told),
+                body,
+                conversation,
+                max_tokens=0 if counts else generation.options.rules.max_tokens,
+                tools=told,
+                offered=generation.tools,
+            )
 
     async def _answer_in_thread(self, request: Request, answer: Callable[[], bytes]) -> Response:
         """Answer about texts that may be as long as bodies: also the answer is written in a thread."""

@@ -37,7 +37,13 @@ _SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Fields that hold several settings of reasoning, and those of them that are read."""
 
-_TYPES: Final[Mapping[str, str]] = {"enabled": "on", "disabled": "off", "adaptive": "auto", "auto": "auto"}
+_TYPES: Final[Mapping[str, str]] = {
+    "enabled": "on",
+    "disabled": "off",
+    "adaptive": "auto",
+    "auto": "auto",
+    "between_tools": "auto",
+}
 """What ``thinking.type`` may be."""
 
 
@@ -97,6 +103,9 @@ def _iter_settings(body: ChatSettings) -> Iterator[tuple[str, str, Any]]:
     yield from _iter_nested_settings("reasoning", body.reasoning)
     # As in llama-server, an empty word says nothing.
     yield "reasoning_effort", "reasoning_effort", body.reasoning_effort or None
+    # of Anthropic's API
+    output_config = getattr(body, "output_config", None) or {}
+    yield "output_config.effort", "reasoning_effort", output_config.get("effort") or None
     yield "reasoning_budget_tokens", "reasoning_budget", body.reasoning_budget_tokens
     yield "thinking_budget_tokens", "reasoning_budget", body.thinking_budget_tokens
     for name in ("reasoning_format", "add_generation_prompt", "continue_final_message"):

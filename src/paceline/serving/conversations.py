@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from paceline.core.numbers import shown
 from paceline.serving.errors import FieldError
@@ -19,6 +19,8 @@ class Conversation:
         tools: in the form of chats; ``None`` where the field was left out.
         given: further fields in the form of chats, in the place of what the body has under these names.
         called: the field that has the messages, for errors.
+        names: of fields of the request by those of a chat, for errors.
+        merges: whether messages may be put together where the model's template takes no others.
         warnings: what the client ought to know of what became of its fields.
     """
 
@@ -26,6 +28,8 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     called: str = "messages"
+    names: Mapping[str, str] = field(default_factory=dict)
+    merges: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -63,6 +67,33 @@ class MessageWriter:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant"})
         return self.messages[-1]
+
+
+def iter_merged(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield messages as ever more templates take them: in turns of users and assistants.
+
+    What the system says behind its beginning, a user says in the same place. Then also what a user says behind the
+    result of a tool becomes a part of that.
+    """
+    leading = next((n for n, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
+    for roles in (("user",), ("user", "tool")):
+        found = [dict(message) for message in messages[:leading]]
+        for message in messages[leading:]:
+            message = {**message, "role": "user"} if message["role"] in _SYSTEM else dict(message)
+            before = found[-1] if len(found) > leading else None
+            if message["role"] == "user" and before is not None and before["role"] in roles:
+                found[-1] = {**before, "content": _content([*_texts(before), *_texts(message)])}
+            else:
+                found.append(message)
+        yield found
+
+
+_SYSTEM: Final = ("system", "developer")
+
+
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    content = message.get("content") or []
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
 
 
 def _content(texts: Sequence[str]) -> str | list[dict[str, str]]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from paceline.chat.params import ChatParams
 from paceline.core.errors import (
@@ -59,6 +62,25 @@ def in_names_of(names: Mapping[str, str]) -> Iterator[None]:
         if not isinstance(error, FieldError) and error.field is not None:
             error.field = names.get(error.field, error.field)
         raise
+
+
+@contextlib.contextmanager
+def renaming_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Have errors name the fields of a request in place of those that they were read into.
+
+    Args:
+        names: of the former by the latter.
+    """
+    try:
+        yield
+    except FieldError as error:
+        field = str(error.field)
+        if field not in names:
+            raise
+        said = str(error)
+        raise FieldError(
+            names[field], f"{names[field]}{said.removeprefix(field)}" if said.startswith(field) else said
+        ) from None
 
 
 _OTHER_NAMES: Final[Mapping[str, str | None]] = {
@@ -211,9 +233,44 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, Any]]:
     return status, body
 
 
-def error_response(error: BaseException) -> Response:
-    """Return the answer to a request that ended by an error before anything of its answer was sent."""
+_MESSAGES_PATH: Final = re.compile("/v1/messages(/|$)")
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Return whether a request is one of Anthropic's API, whose clients send this header with all of them."""
+    return bool(_MESSAGES_PATH.search(scope["path"])) or "anthropic-version" in Headers(scope=scope)
+
+
+_ANTHROPIC_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: BaseException, request_id: str | None = None) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error in the form of Anthropic's API."""
     status, body = status_and_body(error)
+    told = body["error"]
+    kind = _ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    found = {"type": kind, "message": told["message"], **({"param": told["param"]} if told["param"] else {})}
+    if "n_ctx" in told:
+        # In words that Claude Code knows: it makes its conversation shorter then.
+        too_long = f"prompt is too long: {told['n_prompt_tokens']} tokens > {told['n_ctx']} maximum"
+        found["message"] = f"{too_long}: {told['message']}"
+    return status, {"type": "error", "error": found, **({"request_id": request_id} if request_id else {})}
+
+
+def error_response(error: BaseException, scope: Scope) -> Response:
+    """Return the answer to a request that ended by an error before anything of its answer was sent."""
+    if speaks_anthropic(scope):
+        status, body = anthropic_body(error, scope.get("state", {}).get("request_id"))
+    else:
+        status, body = status_and_body(error)
     headers = {"Retry-After": str(RETRY_S)} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

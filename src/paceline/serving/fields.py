@@ -89,6 +89,8 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "audio": Neutral(_empty, "this server writes text"),
     "functions": Neutral(_empty, "send tools"),
     "function_call": Neutral(_is("none", "auto"), "send tool_choice"),
+    # of Anthropic's
+    "mcp_servers": Neutral(_empty, "offer the tools of these servers in tools"),
     "web_search_options": Neutral(_empty, "this server looks nothing up"),
     "reasoning.exclude": Neutral(_is(False), "read the content of the answer alone"),
     "structured_outputs.disable_any_whitespace": Neutral(_is(False), "leave it out"),
@@ -107,6 +109,8 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         # who asks, and for what purpose
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"),
         *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity"),
+        *("inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics", "billing_policy", "fallbacks"),
+        *("fallback_credit_token", "betas", "anthropic_beta", "anthropic_version", "cache_control", "container"),
         # how it is computed
         *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters", "t_max_prompt_ms"),
         # of samplers that are switched off
@@ -177,7 +181,34 @@ _WITHIN: Final[Mapping[str, Known]] = {
 }
 """Fields that hold others. ``speculative``, ``stream_options`` and settings of reasoning are looked at elsewhere."""
 
-_WITHIN_OF: Final[Mapping[str, Mapping[str, Known]]] = {}
+_BLOCK: Final[Mapping[str, Known]] = dict.fromkeys(
+    (
+        *("type", "text", "cache_control", "citations", "thinking", "signature", "data", "id", "name", "input"),
+        *("caller", "toolset_name", "tool_use_id", "is_error", "source", "title", "context", "tool_name"),
+    )
+)
+"""What is known within a block of Anthropic's messages."""
+
+_WITHIN_OF: Final[Mapping[str, Mapping[str, Known]]] = {
+    "messages": {
+        "messages": [{"role": None, "content": [{**_BLOCK, "content": [_BLOCK]}]}],
+        "system": [_BLOCK],
+        "tools": [
+            dict.fromkeys(
+                (
+                    *("type", "name", "description", "input_schema", "strict", "cache_control", "input_examples"),
+                    *("eager_input_streaming", "allowed_callers", "defer_loading"),
+                    # of tools that are left out
+                    *("max_uses", "allowed_domains", "blocked_domains", "user_location", "max_characters"),
+                    *("mcp_server_name", "default_config", "configs", "citations", "max_content_tokens"),
+                )
+            )
+        ],
+        "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
+        "output_config": {"effort": None, "format": dict.fromkeys(("type", "schema", "name"))},
+        "output_format": dict.fromkeys(("type", "schema", "name")),
+    }
+}
 """As :data:`_WITHIN`, of APIs that have other fields, or that have other things in fields of these names."""
 
 _NUMBER: Final = re.compile(r"\[\d+\]")

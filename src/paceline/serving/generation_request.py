@@ -26,7 +26,7 @@ from paceline.serving.chat_request import OfferedTools, read_tools, unread_setti
 from paceline.serving.conversations import Conversation
 from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named, check_known, unknown_within
-from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, as_whole
+from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, MessagesBody, Speculative, as_whole
 
 Api: TypeAlias = Literal["native", "completions", "chat", "responses", "messages"]
 """Whose fields a request has: llama-server's ``/completion``, OpenAI's completions, chat completions or responses, or
@@ -46,6 +46,9 @@ _MAX_NAMED: Final = 16
 
 _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
 """Names of the most tokens to generate; the first that is given counts, as in llama-server."""
+
+_DEFAULT_LENGTHS: Final[Mapping[Api, int]] = {"messages": 4096}
+"""Most tokens where neither request nor server says it, as in llama-server; elsewhere there is no limit."""
 
 _SAMPLERS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
     # llama.cpp's name: its letter, ours, and the options that switch the step off
@@ -166,7 +169,7 @@ class GenerationRequest:
 
 
 def read_generation_request(
-    body: CompletionBody | ChatBody,
+    body: CompletionBody | ChatBody | MessagesBody,
     api: Api,
     *,
     model: Model,
@@ -207,7 +210,7 @@ def read_generation_request(
     if length is not None:
         options["max_tokens"] = length
     elif options.get("max_tokens") is None:
-        options["max_tokens"] = MAX_TOKENS
+        options["max_tokens"] = _DEFAULT_LENGTHS.get(api, MAX_TOKENS)
     if "stop" in given:
         options["stop"] = _read_stops(given["stop"], settings.max_stop)
     samplers = _read_samplers(given["samplers"]) if "samplers" in given else None

@@ -51,7 +51,8 @@ class RequestLog:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        added = [(b"x-request-id", request_id.encode()), *_FIXED]
+        # Anthropic's clients look for the second.
+        added = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")] + [*_FIXED]
 
         async def send_watched(message: Message) -> None:
             nonlocal status, complete

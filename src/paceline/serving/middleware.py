@@ -104,7 +104,7 @@ def with_security(
 
 _PREFLIGHT_S: Final = 600
 """Seconds for which a browser may remember the answer to a preflight."""
-_READABLE: Final = b"x-request-id, retry-after"
+_READABLE: Final = b"x-request-id, request-id, retry-after"
 """Headers of an answer that pages may read beyond those that they always may."""
 
 
@@ -182,7 +182,7 @@ class Gate:
             await self._app(scope, receive_watched, send)
             return
         except RefusedError as error:
-            answer = error_response(error)
+            answer = error_response(error, scope)
             if self._refused is not None:
                 self._refused(error.status, error.kind)
         # With the error went what its frames held of a body, which others may need the memory for.

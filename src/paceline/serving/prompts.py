@@ -7,6 +7,7 @@ of these, which is told from one by having no number of its own. So it is in lla
 from __future__ import annotations
 
 import codecs
+import contextlib
 import datetime
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from paceline.serving.chat_request import (
     read_chat_params,
     tools_for_template,
 )
-from paceline.serving.conversations import Conversation
+from paceline.serving.conversations import Conversation, iter_merged
 from paceline.serving.errors import FieldError, NotOfferedError, in_names_of
 from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
@@ -209,6 +210,9 @@ async def prepare_chat(
     )
 
 
+_PUT_TOGETHER: Final = "messages were put together, as the model's chat template refuses them in the order they have"
+
+
 def _write_chat(
     served: ServedModel,
     body: ChatSettings,
@@ -224,8 +228,19 @@ def _write_chat(
     told = tools_for_template(tools)
     variables = {**_usual_variables(template, params, told), **params.template_variables}
     params = replace(params, template_variables=variables)
-    chat = served.model.chat_prompt(conversation.messages, tools=told, chat=params, max_tokens=max_tokens)
-    return chat, warnings
+
+    def write(messages: Sequence[Mapping[str, Any]]) -> ChatPrompt:
+        return served.model.chat_prompt(messages, tools=told, chat=params, max_tokens=max_tokens)
+
+    try:
+        return write(conversation.messages), warnings
+    except InputError as error:
+        if type(error) is not InputError or not conversation.merges:
+            raise
+        for messages in iter_merged(conversation.messages):
+            with contextlib.suppress(InputError):
+                return write(messages), (*warnings, _PUT_TOGETHER)
+        raise
 
 
 def _usual_variables(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,6 +60,20 @@ def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
             }
         ],
     }
+
+
+def list_anthropic_models(served: ServedModel, *, created: int) -> dict[str, Any]:
+    """Return the list of models in the form of Anthropic's API."""
+    model = {
+        "type": "model",
+        "id": served.id,
+        "display_name": served.id,
+        "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": served.context_length,
+        "max_tokens": served.context_length,
+    }
+    return {"data": [model], "has_more": False, "first_id": served.id, "last_id": served.id}
 
 
 def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:

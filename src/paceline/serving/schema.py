@@ -95,6 +95,11 @@ Biases = Annotated[Any, WithJsonSchema(_BIASES)]
 """Biases as an object or as pairs. They are checked one by one in :mod:`paceline.serving.generation_request`."""
 
 
+_TEXT_OR_BLOCKS: Final = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+}
+
+
 class _Body(BaseModel):
     """Fields that are not declared are kept, and looked at by :mod:`paceline.serving.fields`."""
 
@@ -270,6 +275,22 @@ class ChatBody(_Generated, _Conversation):  # type: ignore[misc, valid-type]
     reasoning_control: bool | None = Field(None, description="Taken: reasoning can always be ended from outside.")
 
 
+class MessagesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
+    """A conversation to answer, in the form of Anthropic's Messages API."""
+
+    messages: Objects = Field(
+        ..., description="What was said so far, as texts or blocks.", examples=[[{"role": "user", "content": "Hello"}]]
+    )
+    system: Annotated[Any, WithJsonSchema(_TEXT_OR_BLOCKS)] = Field(None, description="What the system says.")
+    tools: Objects | None = Field(None, description="Tools that the model may call.")
+    tool_choice: Any = Field(None, description="An object of type auto, any, none, or tool with a name.")
+    stop_sequences: Texts | None = Field(None, description="Texts that end the answer where they begin.")
+    output_config: Object | None = Field(None, description="How much to reason: effort; and the answer's format.")
+    output_format: Object | None = Field(None, description="As output_config.format.")
+    context_management: Object | None = Field(None, description="Taken: the conversation is read as it was sent.")
+    reasoning_format: str | None = Field(None, description="Where reasoning comes back.")
+
+
 class TokenizeBody(_Body):
     """A text to turn into tokens."""
 
@@ -374,7 +395,9 @@ def _field_error(error: ValidationError) -> FieldError:
     return FieldError(param, f"{param} is {shown(first['input'])}: {said.replace('input should', 'it should')}")
 
 
-_BODIES: Final = (ChatBody, CompletionBody, ControlBody, DetokenizeBody, InfillBody, TemplateBody, TokenizeBody)
+_BODIES: Final = (
+    *(ChatBody, CompletionBody, ControlBody, DetokenizeBody, InfillBody, MessagesBody, TemplateBody, TokenizeBody),
+)
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     "default": {
@@ -402,6 +425,21 @@ _ERROR: Final[dict[str, Any]] = {
 }
 
 
+_ANTHROPIC_ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {name: {"type": "string"} for name in ("type", "message", "param")},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+
+
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Return the document of an application."""
     found = get_openapi(
@@ -415,11 +453,14 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     )
     components = found.setdefault("components", {}).setdefault("schemas", {})
     components.update(schemas.get("$defs", {}))
-    components["Error"] = _ERROR
+    components |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
-    for path in found["paths"].values():
+    for name, path in found["paths"].items():
         for operation in path.values():
+            if "/v1/messages" in name:
+                answer = operation["responses"]["default"]["content"]["application/json"]
+                answer["schema"] = {"$ref": "#/components/schemas/AnthropicError"}
             # FastAPI's own answer to what it cannot validate; this server's is an error as any other.
             operation.get("responses", {}).pop("422", None)
     return found

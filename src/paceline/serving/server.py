@@ -30,6 +30,7 @@ from paceline.serving.props import short_generation_settings
 from paceline.serving.response_formats.base import ResponseFormatter
 from paceline.serving.response_formats.chat import ChatFormatter
 from paceline.serving.response_formats.completions import CompletionFormatter
+from paceline.serving.response_formats.messages import MessagesFormatter
 from paceline.serving.response_formats.native import NativeFormatter
 from paceline.serving.security import get_namespace
 from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Shares, Work
@@ -47,6 +48,7 @@ _FORMATTERS: Final[dict[Api, type[ResponseFormatter]]] = {
     "native": NativeFormatter,
     "completions": CompletionFormatter,
     "chat": ChatFormatter,
+    "messages": MessagesFormatter,
 }
 
 
