@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, blame
 from paceline.core.fields import Flag, Option, setting, take_values
+from paceline.sizes import parse_bytes
 
 _SERVER = functools.partial(Flag, panel="Server")
 _ACCESS = functools.partial(Flag, panel="Access")
 _LIMITS = functools.partial(Flag, panel="Limits")
+_SEVERAL = functools.partial(Flag, panel="Several models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,13 @@ class ServerOptions:
         read_s: seconds in which a request has to arrive, and a reader has to take what was written.
         grace_s: seconds that running answers have left, once the server is told to stop.
         prompt_cache_mib: most host memory, in MiB, for what was read and said, so that it need not be read again.
+        sleep_idle_s: seconds without a request after which the model is freed, until the next one; -1 for never.
+        models_dir: a folder of models, each of which is loaded, in a process of its own, when a request names it.
+        models_preset: an INI file with such models, and options of each.
+        models_max: most of them that are loaded at once; 0 for no limit.
+        models_memory: most bytes, or a size such as ``"12G"``, that they hold together; ``None`` for what is free.
+        models_autoload: whether a request loads the model that it names; else ``/models/load`` does.
+        models_wait_s: seconds for which a model in use may keep waiting what asks for another one.
     """
 
     host: tuple[str, ...] = setting(
@@ -172,6 +181,53 @@ class ServerOptions:
         Option("whole", low=0, way_out="0 keeps nothing"),
         _LIMITS("--cache-ram -cram", "Host memory for what was read and said, in MiB; 0 keeps nothing."),
     )
+    sleep_idle_s: float = setting(
+        -1.0,
+        Option("real", low=-1.0, way_out="-1 is never"),
+        _LIMITS(
+            "--sleep-idle-seconds",
+            "Seconds without a request after which the model is freed until the next one; -1 is never.",
+        ),
+    )
+    models_dir: str | None = setting(
+        None,
+        Option("other", optional=True),
+        _SEVERAL("--models-dir", "Folder of models, each loaded when a request names it.", metavar="DIR"),
+    )
+    models_preset: str | None = setting(
+        None,
+        Option("other", optional=True),
+        _SEVERAL("--models-preset", "INI file with such models, and options of each.", metavar="FILE"),
+    )
+    models_max: int = setting(
+        4,
+        Option("whole", low=0, way_out="0 is no limit"),
+        _SEVERAL("--models-max", "Models that are loaded at once; 0 is no limit."),
+    )
+    models_memory: int | str | None = setting(
+        None,
+        Option("other", optional=True),
+        _SEVERAL(
+            "--models-memory",
+            "Memory of all models together, such as 12G. [dim]\\[what is free][/dim]",
+            metavar="SIZE",
+        ),
+    )
+    models_autoload: bool = setting(
+        True,
+        Option("truth"),
+        _SEVERAL(
+            "--models-autoload/--no-models-autoload",
+            "Load the model that a request names; else POST /models/load does.",
+        ),
+    )
+    models_wait_s: float = setting(
+        30.0,
+        Option("real", low=0.0),
+        _SEVERAL(
+            "--models-wait", "Seconds for which a model in use may keep waiting what asks for one that has no room."
+        ),
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -182,6 +238,18 @@ class ServerOptions:
             raise InputError(
                 f"`prefix` {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces", field="prefix"
             )
+        if -1 < self.sleep_idle_s <= 0:
+            raise InputError(
+                f"`sleep_idle_s` is {self.sleep_idle_s:g}: give seconds above 0, or -1 for never", field="sleep_idle_s"
+            )
+        with blame("models_memory"):
+            if self.models_bytes is not None and self.models_bytes < 1:
+                raise InputError("`models_memory` is 0: give a size such as 12G, or leave it out")
+
+    @property
+    def models_bytes(self) -> int | None:
+        """Bytes that all models may hold together."""
+        return parse_bytes(self.models_memory) if isinstance(self.models_memory, str) else self.models_memory
 
     @property
     def has_tls(self) -> bool:

@@ -63,8 +63,8 @@ def served(
     try:
         for line in process.stderr:
             running.said.append(line.rstrip("\n"))
-            if " is served at " in line:
-                running.url = line.split(" is served at ")[1].strip()
+            if " served at " in line:
+                running.url = line.split(" served at ")[1].strip()
                 break
         assert running.url, running.said
         # What it says later is read, so that it is never held up by a full pipe.

@@ -20,6 +20,7 @@ from paceline.cli.display import error_console
 from paceline.cli.flags import in_flags
 from paceline.cli.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.cli.memory import print_memory_plan
+from paceline.cli.model_router import is_router, route
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
 from paceline.cli.setup import (
     FoundModels,
@@ -97,6 +98,7 @@ def serve(
     policy: PolicyName = None,
     fixed: FixedPolicy,
     remember: Remember = True,
+    routed: Annotated[bool, typer.Option("--routed", hidden=True)] = False,
 ) -> None:
     """Serve a model to clients of OpenAI's API and of llama-server, speculatively: the same answers, sooner.
 
@@ -111,6 +113,7 @@ def serve(
     from paceline.serving.deployment import listening, run, server_url
     from paceline.serving.logs import logging_to_stderr
     from paceline.serving.model_host import ModelHost
+    from paceline.serving.router.link import RouterLink
     from paceline.serving.security import SecuritySettings
     from paceline.serving.server import Server
 
@@ -121,6 +124,12 @@ def serve(
     refuse_given(context, {"forget": "is of paceline chat: clients send the turns that they want answered"})
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     security = SecuritySettings.from_options(options)
+    if is_router(context, models, options):
+        route(context, options, security)
+        return
+    link = RouterLink() if routed else None
+    if link is not None:
+        options, security = link.taken_into(options, security)
     with listening(options.host, options.port) as sockets:
         urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
@@ -144,18 +153,29 @@ def serve(
             # Nothing runs beside the garbage collector, which need not look at what stays for ever.
             gc.collect()
             gc.freeze()
+            if link is not None:
+                link.tell("loaded", info=server.list_models()["data"][0])
+            if ready.is_set():
+                # It slept.
+                return
             ready.set()
             announce_builtin_model(models)
-            for url in urls:
+            for url in urls if link is None else ():
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
             console.print(_describe_speculation(served), style="dim", markup=False)
             if served.model.memory_plan is not None:
                 print_memory_plan(served.model.memory_plan)
 
-        host = ModelHost(load_here, on_ready=on_ready)
+        def on_sleep() -> None:
+            if link is not None:
+                link.tell("sleeping")
+
+        host = ModelHost(load_here, on_ready=on_ready, on_sleep=on_sleep)
         server = Server(host, options, verbose=bool(found.target.verbose))
         console.print(f"loading {Path(found.target.path).name}", style="dim", markup=False)
-        with logging_to_stderr(verbose=bool(found.target.verbose)):
+        with logging_to_stderr(verbose=bool(found.target.verbose), with_times=link is None):
+            if link is not None:
+                link.tell("listening", port=sockets[0].getsockname()[1])
             signals = run(create_app(server, security), server, security, sockets)
         if signals and not ready.is_set():
             raise typer.Exit(exits.INTERRUPTED)

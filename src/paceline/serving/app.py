@@ -65,7 +65,7 @@ from paceline.serving.prompts import (
     token_piece,
     tokens_to_text,
 )
-from paceline.serving.props import list_anthropic_models, list_models, server_props
+from paceline.serving.props import list_anthropic_models, server_props
 from paceline.serving.schema import (
     ERROR_RESPONSES,
     ChatBody,
@@ -83,6 +83,7 @@ from paceline.serving.schema import (
 )
 from paceline.serving.security import SecuritySettings, get_namespace
 from paceline.serving.server import Server
+from paceline.serving.sleeping import SleepWhenIdle
 from paceline.serving.work import Kind, Share, choose_reading_kind
 
 _GET: Final = ("GET", "HEAD")
@@ -129,13 +130,14 @@ class Route:
                 router.add_api_route(path, self.handler, methods=hidden, include_in_schema=False)
 
 
-def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
-    """Return the application, behind everything that a request has to pass."""
+def create_app(server: Server, security: SecuritySettings, routes: Sequence[Route] | None = None) -> ASGIApp:
+    """Return the application, behind everything that a request has to pass; by default with all routes of a model."""
     app = FastAPI(title="paceline", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.work = server.work
     prefix = server.options.prefix
+    app.state.work, app.state.prefix = server.work, prefix
     router = APIRouter(prefix=prefix, responses=ERROR_RESPONSES)
-    routes = Handlers(server).routes()
+    if routes is None:
+        routes = Handlers(server).routes()
     page = [Route(_GET, (path,), handler, is_public=True) for path, handler in page_handlers().items()]
     for route in [*routes, *page] if server.options.ui else routes:
         route.add_to(router)
@@ -145,7 +147,7 @@ def create_app(server: Server, security: SecuritySettings) -> ASGIApp:
     for kind in (PacelineError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _error_handler(server))
     return with_security(
-        app,
+        SleepWhenIdle(app, server) if server.options.sleep_idle_s > 0 else app,
         security,
         server.refused,
         public_paths=frozenset(prefix + path for route in (*routes, *page) if route.is_public for path in route.paths),
@@ -257,13 +259,13 @@ class Handlers:
         return table + refused
 
     async def health(self) -> dict[str, str]:
-        _ = self._server.host.served
+        self._server.host.check()
         return {"status": "ok"}
 
     async def metrics(self, request: Request) -> PlainTextResponse:
         if not self._server.options.metrics:
             raise NotOfferedError("this server offers no metrics: start it with `metrics=True`")
-        _ = self._server.host.served
+        self._server.host.check()
         metrics = self._server.metrics
         assert metrics is not None
         accepts = request.headers.get("accept", "")
@@ -362,17 +364,21 @@ class Handlers:
         return _json(await share.offload(kind, answer, num_items=len(await request.body()) // _BYTES_AN_ITEM))
 
     async def models(self, request: Request) -> dict[str, Any]:
-        list_as = list_anthropic_models if speaks_anthropic(request.scope) else list_models
-        return list_as(self._server.host.served, created=int(self._server.host.started_s))
+        asleep = self._server.host.asleep
+        listed: dict[str, Any] = self._server.list_models() if asleep is None else asleep["models"]
+        return list_anthropic_models(listed["data"]) if speaks_anthropic(request.scope) else listed
 
     async def model(self, request: Request, name: str) -> dict[str, Any]:
-        names = self._server.host.served.names
+        asleep = self._server.host.asleep
+        names = (self._server.list_models() if asleep is None else asleep["models"])["data"][0]["aliases"]
         if name not in names:
             message = f"there is no model {name!r} here: its names are {', '.join(names)}"
             raise RefusedError(404, "not_found_error", message)
         return {**(await self.models(request))["data"][0], "id": name}
 
     async def props(self, request: Request) -> dict[str, Any]:
+        if self._server.host.asleep is not None:
+            return {**self._server.host.asleep["props"], "is_sleeping": True}
         served = self._server.host.served
         return await self._share(request).offload(Kind.UPKEEP, lambda: server_props(served, self._server.options))
 
@@ -384,6 +390,9 @@ class Handlers:
     async def slots(self, request: Request, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
         if not self._server.options.slots:
             raise NotOfferedError("this server does not tell what is under way: start it with `slots=True`")
+        if self._server.host.asleep is not None:
+            asleep: list[dict[str, Any]] = self._server.host.asleep["slots"]
+            return asleep
         board = self._server.board
         if fail_on_no_slot and board.num_busy >= self._server.host.served.max_running:
             raise RefusedError(503, "unavailable_error", "no slot available")

@@ -75,7 +75,7 @@ class EventStream(StreamingResponse):
                 task.result()
 
     async def _send_all(self, send: Send, pinging: asyncio.Task[None]) -> None:
-        await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with contextlib.aclosing(self._content) as content:
             async for events in content:
                 await self._send(send, {"type": "http.response.body", "body": events, "more_body": True})

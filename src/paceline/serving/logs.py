@@ -148,13 +148,15 @@ class _NonBlockingStream:
 
 
 @contextlib.contextmanager
-def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
+def logging_to_stderr(*, verbose: bool, with_times: bool = True) -> Iterator[None]:
     """Write the log to standard error for as long as a server runs.
 
-    If it is verbose, it has requests too that are made again and again, such as those for ``/health``.
+    If it is verbose, it has requests too that are made again and again, such as those for ``/health``. A router adds
+    the times to what its models' processes say.
     """
     handler = logging.StreamHandler(_NonBlockingStream(sys.stderr))
-    handler.setFormatter(logging.Formatter("{asctime} {message}{left_out}", datefmt="%H:%M:%S", style="{"))
+    line = "{asctime} {message}{left_out}" if with_times else "{message}{left_out}"
+    handler.setFormatter(logging.Formatter(line, datefmt="%H:%M:%S", style="{"))
     handler.addFilter(RepeatFilter())
     # Of its own life, the server tells by itself. The root takes what libraries say, asyncio among them.
     levels = {"paceline": logging.DEBUG if verbose else logging.INFO, "uvicorn": logging.WARNING}

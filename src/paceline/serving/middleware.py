@@ -45,6 +45,7 @@ from paceline.serving.logs import RequestLog
 from paceline.serving.security import (
     ANY_HOST,
     ANY_ORIGIN,
+    CLIENT_HEADER,
     ApiKeys,
     CorsPolicy,
     SecuritySettings,
@@ -82,7 +83,7 @@ def with_security(
     """
     routes = app
     app = Limits(app, settings)
-    checks: list[Check] = [KeyCheck(settings.keys, public_paths)]
+    checks: list[Check] = [KeyCheck(settings.keys, public_paths, behind_router=settings.behind_router)]
     if not settings.keys:
         checks.insert(0, OriginCheck(settings.cors))
     if settings.checks_hosts:
@@ -292,18 +293,23 @@ class KeyCheck:
     Without keys everything is let through. ``public_paths`` may be read (GET, HEAD) without a key.
     """
 
-    def __init__(self, keys: ApiKeys, public_paths: frozenset[str]) -> None:
+    def __init__(self, keys: ApiKeys, public_paths: frozenset[str], *, behind_router: bool = False) -> None:
         self._keys = keys
         self._public_paths = public_paths
+        self._behind_router = behind_router
 
     def __call__(self, scope: Scope) -> None:
-        credentials = _credentials(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        credentials = _credentials(headers)
         accepted = [credential for credential in credentials if self._keys.accepts(credential)]
         if not (accepted or not self._keys or self._is_public(scope)):
             what = "the key of this request is not known here" if credentials else "this request has no key"
             message = f"Invalid API Key: {what}; send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise RefusedError(401, "authentication_error", message)
-        set_namespace(scope, self._keys.namespace(accepted[0] if accepted else None))
+        whose = accepted[0] if accepted else None
+        if whose is not None and self._behind_router:
+            whose = headers.get(CLIENT_HEADER, "").encode("latin-1")
+        set_namespace(scope, self._keys.namespace(whose))
 
     def _is_public(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths
@@ -340,7 +346,7 @@ class Limits:
         self._timeout_s = settings.body_timeout_s
         heaviest = self._max_bytes * _BYTES_OF_MEMORY + min(self._max_bytes, MAX_VALUES) * _MARK_BYTES
         # Without keys one client is as another.
-        keys_differ = bool(settings.keys)
+        keys_differ = bool(settings.keys) and not settings.behind_router
         self._memory = Shares(_HEAVIEST * heaviest, keys_differ=keys_differ)
         self._requests = Shares(settings.max_connections, keys_differ=keys_differ)
         self._whose = ", of each key half of what others leave" if keys_differ else ""

@@ -1,7 +1,15 @@
-"""The model behind a server: loaded while the server answers already, and what is known of the model then."""
+"""The model behind a server: loaded while the server answers already, and what is known of the model then.
+
+::
+
+    loading ──> ready ──nobody asks──> asleep ──the next request──> ready
+       └─> failed
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +25,8 @@ from paceline.models.description import ModelDescription
 from paceline.options import GenerateOptions
 from paceline.serving.errors import HostState, NotReadyError
 from paceline.serving.work import in_own_thread
+
+_log = logging.getLogger(__name__)
 
 BUILD: Final = "b1-paceline"
 """``system_fingerprint`` of answers. It begins with ``b`` and a number, which clients of llama-server look for."""
@@ -96,6 +106,8 @@ class ModelHost:
         started_s: when the server began, in seconds since 1970.
         share: of the measuring that is done, while that takes place.
         error: by which loading ended.
+        asleep: what there is to tell of a model that was freed until somebody asks; ``None`` where there is one, or
+            never was.
     """
 
     def __init__(
@@ -103,15 +115,20 @@ class ModelHost:
         load: Callable[[Callable[[float], None]], ServedModel],
         *,
         on_ready: Callable[[ServedModel], object] | None = None,
+        on_sleep: Callable[[], object] | None = None,
     ) -> None:
         self._load = load
         self._on_ready = on_ready
+        self._on_sleep = on_sleep
         self._served: ServedModel | None = None
         self._given_up = False
         self.state: HostState = "loading"
         self.started_s = time.time()
         self.share: float | None = None
         self.error: PacelineError | None = None
+        self.asleep: Mapping[str, Any] | None = None
+        self._turning = asyncio.Lock()
+        self._waking: asyncio.Task[None] | None = None
 
     @property
     def served(self) -> ServedModel:
@@ -131,10 +148,44 @@ class ModelHost:
         if self._given_up:
             await in_own_thread(served.model.close)
             return
-        self._served = served
+        self._served, self.asleep = served, None
         self.state = "ready"
         if self._on_ready is not None:
             self._on_ready(served)
+
+    def check(self) -> None:
+        """Raise a :class:`NotReadyError` where there is no model, and none to be had again."""
+        if self.asleep is None or self.state == "closing":
+            _ = self.served
+
+    async def sleep(self, told: Mapping[str, Any]) -> None:
+        """Free the model until :meth:`wake`; nothing may run. Meanwhile there is this to tell of it."""
+        async with self._turning:
+            if self.state != "ready" or self._served is None:
+                return
+            self.asleep = told
+            model, self._served = self._served.model, None
+            if self._on_sleep is not None:
+                self._on_sleep()
+            await in_own_thread(model.close)
+
+    async def wake(self) -> None:
+        """Load a model that sleeps again; a :class:`NotReadyError` where that fails."""
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._wake())
+        # Others wait for it too.
+        await asyncio.shield(self._waking)
+
+    async def _wake(self) -> None:
+        async with self._turning:
+            if self.asleep is not None and not self._given_up:
+                await self.load()
+                if self.state == "failed":
+                    _log.error("the model could not be loaded again: %s", self.error)
+                    # Whoever asks next has it tried once more.
+                    self.state, self.error = "ready", None
+                    raise NotReadyError("failed")
+        _ = self.served
 
     def stop_taking(self) -> None:
         """Take no more requests; those under way go on."""
@@ -145,8 +196,9 @@ class ModelHost:
     async def close(self) -> None:
         """End what still runs and free the model."""
         self.stop_taking()
-        if self._served is not None:
-            await in_own_thread(self._served.model.close)
+        async with self._turning:
+            if self._served is not None:
+                await in_own_thread(self._served.model.close)
 
     def _report(self, share: float) -> None:
         if self._given_up:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -62,18 +62,16 @@ def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
     }
 
 
-def list_anthropic_models(served: ServedModel, *, created: int) -> dict[str, Any]:
-    """Return the list of models in the form of Anthropic's API."""
-    model = {
-        "type": "model",
-        "id": served.id,
-        "display_name": served.id,
-        "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat().replace("+00:00", "Z"),
-        "lifecycle": "active",
-        "max_input_tokens": served.context_length,
-        "max_tokens": served.context_length,
-    }
-    return {"data": [model], "has_more": False, "first_id": served.id, "last_id": served.id}
+def list_anthropic_models(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return models of :func:`list_models` in the form of Anthropic's API."""
+    found = []
+    for model in models:
+        created = datetime.datetime.fromtimestamp(model["created"], datetime.UTC).isoformat().replace("+00:00", "Z")
+        told = {"type": "model", "id": model["id"], "display_name": model["id"], "created_at": created}
+        # Of one that was never loaded it is not known.
+        length = model.get("meta", {}).get("n_ctx")
+        found.append({**told, "lifecycle": "active", "max_input_tokens": length, "max_tokens": length})
+    return {"data": found, "has_more": False, "first_id": found[0]["id"], "last_id": found[-1]["id"]}
 
 
 def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:

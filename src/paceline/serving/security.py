@@ -87,6 +87,10 @@ class ApiKeys:
         return blake2b(value, key=self._secret, person=purpose, digest_size=32).digest()
 
 
+CLIENT_HEADER: Final = "x-paceline-client"
+"""Says to a model's process for whom its router asks. It counts beside the router's key alone."""
+
+
 def set_namespace(scope: Scope, namespace: str) -> None:
     """Keep the namespace of a request for the routes."""
     scope.setdefault("state", {})["namespace"] = namespace
@@ -294,6 +298,8 @@ class SecuritySettings:
         read_timeout_s: seconds until a client has to read what waits for it; it counts as one that left afterwards.
         max_connections: requests under way at a time, of which each has a connection of its own; further ones get
             status 503. Of further connections, the longest silent one is closed.
+        behind_router: whether the one who has the key is a router, which says by :data:`CLIENT_HEADER` for whom it
+            asks, and has bounded what each of these may take.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.1",)
@@ -307,6 +313,7 @@ class SecuritySettings:
     header_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     max_connections: int = 1000
+    behind_router: bool = False
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

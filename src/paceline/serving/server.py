@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -26,7 +26,7 @@ from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.json_output import json_pieces, to_json
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, ServedModel
-from paceline.serving.props import short_generation_settings
+from paceline.serving.props import list_models, server_props, short_generation_settings
 from paceline.serving.response_formats.base import ResponseFormatter
 from paceline.serving.response_formats.chat import ChatFormatter
 from paceline.serving.response_formats.completions import CompletionFormatter
@@ -55,7 +55,8 @@ _FORMATTERS: Final[dict[Api, type[ResponseFormatter]]] = {
 class Server:
     """Answers requests by the model that a host has, or will have.
 
-    If it is verbose, answers tell prompt and settings unasked. There are metrics once there is a model.
+    If it is verbose, answers tell prompt and settings unasked. There are metrics once there is a model. ``on_ready`` is
+    called whenever there is one.
     """
 
     def __init__(self, host: ModelHost, options: ServerOptions, *, verbose: bool = False) -> None:
@@ -64,6 +65,7 @@ class Server:
         self.verbose = verbose
         self.work = Work()
         self.metrics: ServerMetrics | None = None
+        self.on_ready: Callable[[], object] | None = None
         self._board: SlotBoard | None = None
         self._room = Shares(_ROOM * options.max_answer_logprobs)
         self._listed: dict[str, tuple[str, int]] = {}
@@ -75,15 +77,35 @@ class Server:
         return self._get_board(self.host.served)
 
     def ready(self, served: ServedModel) -> None:
-        """Count what the model does from now on."""
-        self.metrics = ServerMetrics(
-            model_name=served.id,
-            context_length=served.context_length,
-            max_running=served.max_running,
-            started_s=self.host.started_s,
-            load=self.load,
-        )
+        """Count what the model does from now on, beside what it did before it slept."""
+        if self.metrics is None:
+            self.metrics = ServerMetrics(
+                model_name=served.id,
+                context_length=served.context_length,
+                max_running=served.max_running,
+                started_s=self.host.started_s,
+                load=self.load,
+            )
         served.model.add_observer(self.metrics)
+        if self.on_ready is not None:
+            self.on_ready()
+
+    def list_models(self) -> dict[str, Any]:
+        """Return the list that has the model."""
+        return list_models(self.host.served, created=int(self.host.started_s))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any answer."""
+        return not (self._endings or (self._board is not None and self._board.answers))
+
+    async def sleep(self) -> None:
+        """Free the model until somebody asks; nothing may run."""
+        served = self.host.served
+        board, self._board = self.board, None
+        told = {"models": self.list_models(), "props": server_props(served, self.options), "slots": board.idle_facts()}
+        del served, board
+        await self.host.sleep(told)
 
     def refused(self, status: int, kind: str) -> None:
         """Count a request that gets an error of this type in place of an answer."""
@@ -103,7 +125,7 @@ class Server:
         requests = [choice.stream.request for choice in choices if not choice.stream.is_over]
         running = [request for request in requests if request is not None and request.sequence >= 0]
         tokens = sum(len(request.token_ids) for request in running)
-        served = self.host.served if self.host.state == "ready" else None
+        served = self.host.served if self.host.state == "ready" and self.host.asleep is None else None
         cells = None if served is None else served.model.target.capabilities.cells
         return ServerLoad(
             running=len(running),
@@ -371,18 +393,26 @@ class SlotBoard:
             found.append(facts)
         return found
 
+    def idle_facts(self) -> list[dict[str, Any]]:
+        """Return what there is to know of places of which nobody remembers an answer."""
+        return [self._empty_facts(number) for number in range(len(self._latest))]
+
+    def _empty_facts(self, number: int) -> dict[str, Any]:
+        served = self._served
+        return {
+            "id": number,
+            "n_ctx": served.context_length,
+            "speculative": bool(served.drafters),
+            "is_processing": False,
+        }
+
     def _is_busy(self, number: int) -> bool:
         latest = self._latest[number]
         return latest is not None and not latest[2].stream.is_over
 
     def _facts(self, number: int) -> dict[str, Any]:
         served, busy = self._served, self._is_busy(number)
-        facts: dict[str, Any] = {
-            "id": number,
-            "n_ctx": served.context_length,
-            "speculative": bool(served.drafters),
-            "is_processing": busy,
-        }
+        facts = {**self._empty_facts(number), "is_processing": busy}
         latest = self._latest[number]
         if latest is None:
             past = self._past[number]

@@ -1,0 +1,381 @@
+"""Several models behind one address: processes are played by a small program, and everything else is real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from paceline.server_options import ServerOptions
+from paceline.serving.app import create_app
+from paceline.serving.deployment import _serve, bind
+from paceline.serving.router.app import PoolHost, RouterHandlers, RouterServer
+from paceline.serving.router.pool import Launch, ModelPool
+from paceline.serving.router.presets import Preset
+from paceline.serving.security import SecuritySettings
+from tests.serving import played_model
+from tests.timing import WAIT_S
+
+_PROGRAM = (sys.executable, "-I", "-S", str(Path(played_model.__file__)))
+
+
+class Router:
+    """A router that runs, and a client that asks it."""
+
+    def __init__(self, url: str, pool: ModelPool, ended: asyncio.Task[int]) -> None:
+        self.url, self.pool, self.ended = url, pool, ended
+        self.web = httpx.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False)
+
+    async def ask(self, model: object, status: int = 200, path: str = "/v1/completions", **body: Any) -> Any:
+        named = {} if model is None else {"model": model}
+        response = await self.web.post(path, json={**named, **body})
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def refusal(self, model: object, status: int, **body: Any) -> str:
+        error: dict[str, Any] = (await self.ask(model, status, **body))["error"]
+        assert error["code"] == status
+        return str(error["message"])
+
+    async def states(self) -> dict[str, Any]:
+        listed = (await self.web.get("/v1/models")).json()["data"]
+        return {model["id"]: model["status"]["value"] for model in listed}
+
+    async def until(self, name: str, state: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while (await self.states())[name] != state:
+                await asyncio.sleep(0.01)
+
+    async def events(self, model: str, **body: Any) -> list[str]:
+        async with self.web.stream("POST", "/v1/completions", json={"model": model, "stream": True, **body}) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            return [line async for line in answer.aiter_lines() if line]
+
+
+@asynccontextmanager
+async def routed(
+    options: ServerOptions | None = None,
+    words: Mapping[str, tuple[str, ...]] | None = None,
+    **presets: Mapping[str, Any],
+) -> AsyncIterator[Router]:
+    """Serve models a, b and c, played with these words."""
+    options = options or ServerOptions(grace_s=0.0, metrics=True)
+    words = words or {}
+
+    def find() -> dict[str, tuple[Preset, Launch]]:
+        return {
+            name: (
+                Preset(name, None, **presets.get(name, {})),
+                Launch((*_PROGRAM, *words.get(name, ())), ("paceline", "serve"), {**os.environ}, 0),
+            )
+            for name in "abc"
+        }
+
+    pool = ModelPool(
+        find,
+        most=options.models_max,
+        most_bytes=options.models_bytes,
+        wait_s=options.models_wait_s,
+        most_waiting=options.max_waiting,
+    )
+    ready = asyncio.Event()
+    server = RouterServer(PoolHost(pool, on_ready=ready.set), options)
+    security = SecuritySettings.from_options(options)
+    (listening,) = bind(options.host, 0)
+    app = create_app(server, security, RouterHandlers(server).routes())
+    ended = asyncio.create_task(_serve(app, server, security, [listening]))
+    router = Router(f"http://127.0.0.1:{listening.getsockname()[1]}{options.prefix}", pool, ended)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await ready.wait()
+        yield router
+    finally:
+        await router.web.aclose()
+        if not ended.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            await ended
+
+
+def run(check: Callable[[Router], Coroutine[Any, Any, None]], **given: Any) -> None:
+    async def body() -> None:
+        async with routed(**given) as router:
+            await check(router)
+        assert not [child for child in psutil.Process().children() if "played_model" in " ".join(child.cmdline())]
+
+    asyncio.run(body())
+
+
+class Fifo:
+    """What a played model waits for."""
+
+    def __init__(self, folder: Path, name: str = "fifo") -> None:
+        self.path = str(folder / name)
+        os.mkfifo(self.path)
+
+    async def open(self) -> None:
+        """Let who waits go on; waits for it to do so."""
+        await asyncio.to_thread(Path(self.path).write_text, "go")
+
+
+def test_requests_go_to_the_model_that_they_name() -> None:
+    async def check(router: Router) -> None:
+        assert set((await router.states()).values()) == {"unloaded"}
+        assert "a, b, c" in await router.refusal("nobody", 404)
+        assert "a, b, c" in await router.refusal(None, 400)
+        assert "name" in await router.refusal(17, 400)
+        for name in ("a", "b", "also b"):
+            said = await router.ask(name, prompt="é", path="/v1/completions?x=%2F")
+            assert said["model"] == name[-1]
+            assert said["path"] == "/v1/completions?x=%2F"
+        assert await router.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+        slots = await router.web.get("/slots?model=b")
+        assert slots.json() == {"path": "/slots?model=b", "is": "b"}
+        assert (await router.web.get("/slots")).status_code == 400
+        await router.ask("a", path="/models/unload")
+        await router.until("a", "unloaded")
+        # With one that is loaded there is no doubt.
+        assert (await router.ask(None))["model"] == "b"
+        model = (await router.web.get("/v1/models/also b")).json()
+        assert (model["id"], model["meta"], model["tags"]) == ("also b", {"n_ctx": 512}, ["word"])
+        assert (await router.web.get("/v1/models/nobody")).status_code == 404
+        assert (await router.web.get("/nothing")).status_code == 404
+        assert (await router.web.post("/v1/completions", content=b'{"model": "a"')).status_code == 400
+        refused = await router.web.post("/v1/completions", json={"model": "b", "status": 418})
+        assert (refused.status_code, refused.json()["model"]) == (418, "b")
+
+    run(check, b={"aliases": ("also b",), "tags": ("word",)})
+
+
+def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
+    async def check(router: Router) -> None:
+        assert (await router.web.post("/v1/completions", json={"model": "a"})).status_code == 401
+        assert (await router.web.get("/v1/models")).status_code == 401
+        assert (await router.web.get("/health")).json() == {"status": "ok"}
+        seen = []
+        for key in ("one", "two", "one"):
+            headers = {
+                "Authorization": f"Bearer {key}",
+                "X-Paceline-Client": "somebody else",
+                "Cookie": "c",
+                "Origin": "http://elsewhere.example",
+                "X-Request-Id": f"mine-{key}",
+                "X-Other": "kept",
+            }
+            answer = await router.web.post("/v1/completions", json={"model": "a"}, headers=headers)
+            assert answer.headers.get_list("x-request-id") == [f"mine-{key}"]
+            got = answer.json()["headers"]
+            assert (got["x-other"], got["x-request-id"]) == ("kept", f"mine-{key}")
+            assert not {"cookie", "origin", "x-api-key"} & got.keys()
+            assert key not in got["authorization"].split()
+            seen.append(got["x-paceline-client"])
+        assert seen[0] == seen[2] != seen[1]
+        assert "somebody else" not in seen
+
+    run(check, options=ServerOptions(api_key=("one", "two"), grace_s=0.0))
+
+
+def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_dies() -> None:
+    async def check(router: Router) -> None:
+        whole = [*(f"data: {number} " for number in range(3)), "data: [DONE]"]
+        assert await router.events("a") == whole
+        before = (await router.ask("a"))["pid"]
+        *said, last = await router.events("a", die=2)
+        assert said == whole[:2]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
+        # The next request has it loaded again.
+        after = (await router.ask("a"))["pid"]
+        assert after != before
+        assert "ask again" in await router.refusal("a", 503, die=0)
+        assert (await router.ask("a"))["pid"] != after
+        async with router.web.stream("POST", "/v1/completions", json={"model": "a", "stream": True}) as answer:
+            os.kill((await router.ask("a"))["pid"], signal.SIGKILL)
+            assert [line async for line in answer.aiter_lines() if line] == whole
+        listed = (await router.web.get("/models")).json()["data"][0]["status"]
+        assert (listed["failed"], listed["exit_code"]) == (True, -9)
+        # Anthropic's clients hear it in the form that they know.
+        body = {"model": "a", "stream": True, "chunks": 2, "die": 1}
+        text = (await router.web.post("/v1/messages", json=body)).text
+        assert text.split("\n\n")[1].startswith(
+            'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"'
+        )
+        error = (await router.web.post("/v1/messages", json={"model": "nobody"})).json()
+        assert error["error"]["type"] == "not_found_error"
+        listed = (await router.web.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+        assert [(model["id"], model["max_tokens"]) for model in listed["data"]] == [
+            ("a", 512),
+            ("b", None),
+            ("c", None),
+        ]
+
+    run(check)
+
+
+def test_models_alternate_within_their_limit_and_nobody_is_lost() -> None:
+    async def check(router: Router) -> None:
+        async def client(number: int) -> None:
+            for turn in range(4):
+                name = "ab"[(number + turn) % 2]
+                if turn % 2:
+                    assert (await router.events(name))[-1] == "data: [DONE]"
+                else:
+                    assert (await router.ask(name))["model"] == name
+
+        await asyncio.gather(*(client(number) for number in range(16)))
+        loads = {name: router.pool.models[name].counts["loads"] for name in "ab"}
+        # They come in turns: each load serves all who wait.
+        assert loads["a"] + loads["b"] <= 12
+        scraped = (await router.web.get("/metrics")).text
+        assert 'paceline:model_requests_total{model_name="a"} 32.0' in scraped
+        assert f'paceline:model_loads_total{{model_name="b"}} {loads["b"]}.0' in scraped
+
+    run(check, options=ServerOptions(models_max=1, grace_s=0.0, metrics=True))
+
+
+def test_what_is_unloaded_answers_what_it_was_asked_first(tmp_path: Path) -> None:
+    async def check(router: Router) -> None:
+        fifo = Fifo(tmp_path)
+        await router.ask("a")
+        streaming = asyncio.create_task(router.events("a", fifo=fifo.path, chunks=2))
+        while not router.pool.models["a"].leases:
+            await asyncio.sleep(0)
+        assert await router.ask("a", path="/models/unload") == {"success": True}
+        status = (await router.web.get("/models")).json()["data"][0]["status"]
+        assert (status["value"], status["ending"]) == ("loaded", True)
+        later = asyncio.create_task(router.ask("a"))
+        await fifo.open()
+        assert (await streaming)[-1] == "data: [DONE]"
+        assert (await later)["model"] == "a"
+        assert router.pool.models["a"].counts == {"loads": 2, "unloads": 1, "requests": 3}
+        assert "not running" in await router.refusal("b", 400, path="/models/unload")
+        assert "already" in await router.refusal("a", 400, path="/models/load")
+
+    run(check)
+
+
+def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path) -> None:
+    async def check(router: Router) -> None:
+        body = {"model": "a", "stream": True, "sse_ping_interval": 0.01}
+        async with router.web.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": "
+            assert (await router.states())["a"] == "loading"
+            await fifo.open()
+            assert [line async for line in lines if line.startswith("data")][-1] == "data: [DONE]"
+
+    fifo = Fifo(tmp_path)
+    run(check, words={"a": ("--slow", fifo.path)})
+
+
+def test_why_a_model_cannot_be_loaded_is_told_in_one_line() -> None:
+    async def check(router: Router) -> None:
+        for _ in range(2):
+            message = await router.refusal("a", 503, stream=True)
+            assert message == "the model could not be loaded: the file is damaged: fetch it again"
+        status = (await router.web.get("/models")).json()["data"][0]["status"]
+        assert (status["value"], status["failed"], status["exit_code"]) == ("unloaded", True, 1)
+        assert status["error"] == "the file is damaged: fetch it again"
+
+    run(check, words={"a": ("--broken",)})
+
+
+def test_who_leaves_has_nothing_done_for_them(tmp_path: Path) -> None:
+    async def check(router: Router) -> None:
+        fifo = Fifo(tmp_path)
+        await router.ask("a")
+        for stream in (True, False):
+            asking = asyncio.create_task(router.ask("a", fifo=fifo.path, stream=stream))
+            while not router.pool.models["a"].leases:
+                await asyncio.sleep(0)
+            asking.cancel()
+            async with asyncio.timeout(WAIT_S):
+                while router.pool.models["a"].leases:
+                    await asyncio.sleep(0)
+            await fifo.open()
+        # One that reads nothing holds up its own answer alone.
+        body: dict[str, Any] = {"model": "a", "stream": True, "chunks": 2000, "size": 50_000}
+        async with router.web.stream("POST", "/v1/completions", json=body) as answer:
+            assert (await router.ask("a"))["model"] == "a"
+            assert answer.status_code == 200
+        assert len((await router.ask("a", size=100_000))["text"]) == 100_000
+
+    run(check)
+
+
+def test_what_becomes_of_models_is_told_as_it_happens() -> None:
+    async def check(router: Router) -> None:
+        async with router.web.stream("GET", "/models/sse") as answer:
+            await router.ask("b", path="/models/load")
+            seen = []
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    seen.append((event["model"], event["data"]["status"]))
+                    if seen[-1] == ("b", "loaded"):
+                        await router.ask("b", path="/models/unload")
+                    if seen[-1] == ("b", "unloaded"):
+                        break
+        assert seen == [("b", "loading"), ("b", "loaded"), ("b", "unloaded")]
+
+    run(check)
+
+
+def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> None:
+    async def check(router: Router) -> None:
+        await router.until("c", "loaded")
+        assert "/models/load" in await router.refusal("a", 400)
+        assert (await router.ask("a", path="/v1/completions?autoload=true"))["model"] == "a"
+        await router.ask("b", path="/models/load")
+        await router.until("b", "loaded")
+        props = (await router.web.get("/props")).json()
+        assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
+        assert (await router.web.get("/props?model=b")).json()["is"] == "b"
+        routes = (await router.web.get("/openapi.json")).json()["paths"]
+        assert {"/llm/models/load", "/llm/v1/chat/completions", "/llm/tokenize"} <= routes.keys()
+
+    options = ServerOptions(models_autoload=False, models_max=3, grace_s=0.0, prefix="/llm")
+    run(check, options=options, c={"loads_on_startup": True})
+
+
+def test_what_the_router_takes_is_bounded() -> None:
+    async def check(router: Router) -> None:
+        assert (await router.web.post("/v1/completions", content=b" " * (2 << 20))).status_code == 413
+
+    run(check, options=replace(ServerOptions(grace_s=0.0), max_body=1))
+
+
+def test_no_process_outlives_its_router() -> None:
+    """However the router ends, the end of its pipe ends what it started."""
+
+    async def check() -> None:
+        program = f"""
+import asyncio, json, os, sys
+from paceline.serving.router.process import ModelProcess
+async def main():
+    loaded = asyncio.Event()
+    process = ModelProcess("a", lambda news: news["state"] == "loaded" and loaded.set())
+    running = asyncio.create_task(process.run({list(_PROGRAM)!r}, dict(os.environ), []))
+    await loaded.wait()
+    print(process.pid, flush=True)
+    await running
+asyncio.run(main())
+"""
+        parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+        assert parent.stdout is not None
+        child = psutil.Process(int(await parent.stdout.readline()))
+        parent.kill()
+        await parent.wait()
+        await asyncio.to_thread(child.wait, WAIT_S)
+
+    asyncio.run(check())
