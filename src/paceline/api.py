@@ -255,6 +255,8 @@ class Model:
         left_open = self.defaults.left_open(options)
         request = read_options({**made, **left_open}, verify=self.verify, drafters=self.drafter_names)
         check_asked(request.speculation, self.policy, [drafter.name for drafter in self.drafters])
+        # Here, as that may take a while, and the engine's thread has answers to write.
+        self.loop.breakers.find(request.params)
         return dataclasses.replace(request, model_defaults=left_open)
 
     def astart(self, prompt_ids: Sequence[int], request: RequestOptions) -> AsyncStream:
@@ -532,7 +534,8 @@ class Model:
             ids = prompt_ids()
             verifier = None
             if wrap is not None:
-                made = make_verifier(request.speculation.verify, request.params, len(ids), request.constraint)
+                breakers = self.loop.breakers.find(request.params)
+                made = make_verifier(request.speculation.verify, request.params, len(ids), request.constraint, breakers)
                 verifier = wrap(made, ids)
             prefilled = None if read is None else read(ids)
             return self.loop.add(

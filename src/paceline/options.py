@@ -56,6 +56,17 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     penalty_last_n: int | None
+    top_n_sigma: float | None
+    typical_p: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: Sequence[str] | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
     logit_bias: Mapping[int, float] | None
     seed: int | None
     choice: int | None

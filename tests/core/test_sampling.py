@@ -7,7 +7,9 @@ import itertools
 import math
 import random
 import re
+import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +20,14 @@ from scipy import stats
 from paceline.core import processors
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.errors import EngineError, SamplingError
-from paceline.core.noise import TAIL_ID
+from paceline.core.noise import TAIL_ID, XTC_ID, TokenNoise
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import Candidates, build_processors
 from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
 from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import PLAIN_PARAMS, softmax
+from tests.timing import assert_grows_with_length_alone
 
 ALPHA = 1e-6
 """False-alarm rate of each chi-square test; the seeds are fixed."""
@@ -57,8 +60,34 @@ def reference(params: SamplingParams, logits: Float64Array, history: Sequence[in
             for i in row.keys() & set(recent):
                 logit = row[i] / params.repeat_penalty if row[i] > 0 else row[i] * params.repeat_penalty
                 row[i] = logit - params.presence_penalty - params.frequency_penalty * recent.count(i)
-        elif params.temperature == 0.0:
+        elif name == "dry" and name in params.active:
+            for i, length in repeated_lengths(params, history).items():
+                if i in row:
+                    penalty = params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+                    row[i] -= min(penalty, 1e9)
+        elif name not in params.active:
             continue
+        elif name == "top_n_sigma":
+            finite = [logit for logit in row.values() if logit > -math.inf]
+            least = max(finite) - params.top_n_sigma * statistics.pstdev(finite)
+            row = {i: logit for i, logit in row.items() if logit >= least - 1e-12}
+        elif name == "typical_p":
+            probs = probabilities_of(row)
+            entropy = -math.fsum(p * math.log(p) for p in probs.values())
+            mass, kept = 0.0, []
+            for i in sorted(probs, key=lambda i: (abs(-math.log(probs[i]) - entropy), i)):
+                kept.append(i)
+                mass += probs[i]
+                if mass > params.typical_p:
+                    break
+            row = {i: row[i] for i in sorted(kept)}
+        elif name == "xtc":
+            probs = probabilities_of(row)
+            above = [i for i in probs if probs[i] >= params.xtc_threshold]
+            coin = TokenNoise(params.seed, params.choice).uniform(len(history), np.array([XTC_ID]))[0]
+            if coin <= params.xtc_probability and len(above) > 1:
+                stays = min(above, key=lambda i: (probs[i], i))
+                row = {i: logit for i, logit in row.items() if i == stays or i not in above}
         elif name == "top_k" and params.top_k:
             least = sorted(row.values(), reverse=True)[min(params.top_k, len(row)) - 1]
             row = {i: logit for i, logit in row.items() if logit >= least}
@@ -75,9 +104,56 @@ def reference(params: SamplingParams, logits: Float64Array, history: Sequence[in
         elif name == "min_p" and params.min_p > 0.0:
             least = max(row.values()) + math.log(params.min_p)
             row = {i: logit for i, logit in row.items() if logit >= least}
-        elif name == "temperature":
+        elif name == "temperature" and params.dynatemp_range == 0.0:
             row = {i: logit / params.temperature for i, logit in row.items()}
+        elif name == "temperature":
+            probs = probabilities_of(row)
+            if len(probs) < 2:
+                continue
+            share = -math.fsum(p * math.log(p) for p in probs.values()) / math.log(len(probs))
+            low, high = max(0.0, params.temperature - params.dynatemp_range), params.temperature + params.dynatemp_range
+            temperature = low + (high - low) * share**params.dynatemp_exponent
+            top = max(row.values())
+            row = {i: (logit - top) / temperature for i, logit in row.items()}
     return row
+
+
+def probabilities_of(row: dict[int, float]) -> dict[int, float]:
+    """Return the probabilities of those that are not banned."""
+    finite = {i: logit for i, logit in row.items() if logit > -math.inf}
+    total = math.fsum(math.exp(logit - max(finite.values())) for logit in finite.values())
+    return {i: math.exp(logit - max(finite.values())) / total for i, logit in finite.items()}
+
+
+def repeated_lengths(params: SamplingParams, history: Sequence[int]) -> dict[int, int]:
+    """Return which tokens would prolong a repetition, and of how many tokens, by trying each."""
+    recent = list(history) if params.dry_penalty_last_n < 0 else list(history)[-params.dry_penalty_last_n :]
+    found: dict[int, int] = {}
+    for place in range(1, len(recent)):
+        length = 0
+        while length < place and recent[place - 1 - length] == recent[-1 - length]:
+            length += 1
+        if params.dry_allowed_length <= length < len(recent):
+            found[recent[place]] = max(length, found.get(recent[place], 0))
+    return found if len(recent) > params.dry_allowed_length else {}
+
+
+def rare_filters() -> st.SearchStrategy[dict[str, Any]]:
+    some = st.sampled_from
+    return st.fixed_dictionaries(
+        {
+            "top_n_sigma": some((-1.0, 0.9, 1.7)),
+            "typical_p": some((1.0, 0.41, 0.87)),
+            "dynatemp_range": some((0.0, 0.3, 0.7)),
+            "dynatemp_exponent": some((0.7, 1.0, 2.0)),
+            "dry_multiplier": some((0.0, 0.8)),
+            "dry_base": some((1.0, 1.75)),
+            "dry_allowed_length": some((0, 1, 2)),
+            "dry_penalty_last_n": some((0, 3, 64, -1)),
+            "xtc_probability": some((0.0, 0.5, 1.0)),
+            "xtc_threshold": some((0.0, 0.1, 0.3, 0.6)),
+        }
+    )
 
 
 @st.composite
@@ -102,6 +178,7 @@ def sampling_cases(draw: st.DrawFn) -> tuple[SamplingParams, Float64Array, list[
         logit_bias=biases,
         seed=draw(st.integers(0, 99)),
         order=order,
+        **draw(st.just({}) | rare_filters()),
     )
     return params, logits, draw(st.lists(st.integers(0, size + 2), max_size=8))
 
@@ -115,7 +192,9 @@ def test_processors_match_their_definitions(case: tuple[SamplingParams, Float64A
     expected = reference(params, logits, history)
     ids = range(len(logits)) if candidates.ids is None else candidates.ids.tolist()
     assert list(ids) == sorted(expected)
-    assert candidates.logits.tolist() == pytest.approx([expected[i] for i in ids], abs=1e-12)
+    # Where the temperature follows the distribution, logits are known up to a constant.
+    shift = max(expected.values()) - candidates.logits.max() if params.dynatemp_range else 0.0
+    assert (candidates.logits + shift).tolist() == pytest.approx([expected[i] for i in ids], abs=1e-9)
     probs = probabilities(candidates, len(logits), greedy=params.greedy)
     if params.greedy:
         assert probs.argmax() == min(i for i in expected if expected[i] == max(expected.values()))
@@ -389,6 +468,70 @@ def test_coupled_acceptance_has_its_closed_form(seed: int) -> None:
     assert exact >= (1 - total_variation) / (1 + total_variation)
 
 
+@pytest.mark.parametrize("probability", [0.3, 0.8])
+def test_xtc_leaves_out_as_often_as_it_says_whatever_is_drawn(probability: float) -> None:
+    """Its coin is keyed as the noise is: were they one, what is drawn would depend on whether tokens are left out."""
+    probs = np.array([0.45, 0.3, 0.15, 0.1])
+    sampler = RowSampler(sampling(xtc_probability=probability, xtc_threshold=0.2))
+    num_draws = 20_000
+    drawn, cut = [], []
+    for position in range(num_draws):
+        candidates = sampler.candidates(np.log(probs), range(position))
+        drawn.append(sampler.rank(candidates, position, 1)[0])
+        cut.append(candidates.ids is not None)
+    counts = np.array([np.bincount(np.array(drawn)[np.array(cut) == side], minlength=4) for side in (False, True)])
+    left = np.array([0.0, 0.3, 0.15, 0.1]) / 0.55
+    expected = num_draws * np.array([(1 - probability) * probs, probability * left])
+    assert counts[1, 0] == 0
+    assert stats.chisquare(np.delete(counts.ravel(), 4), np.delete(expected.ravel(), 4)).pvalue > ALPHA
+    # Neither does a coin depend on the one before.
+    pairs = np.bincount(2 * np.array(cut[:-1:2]) + np.array(cut[1::2]), minlength=4)
+    both = num_draws / 2 * np.outer((1 - probability, probability), (1 - probability, probability)).ravel()
+    assert stats.chisquare(pairs, both).pvalue > ALPHA
+
+
+def test_greedy_decoding_takes_the_likeliest_of_what_xtc_and_typical_p_leave() -> None:
+    row = np.log([0.5, 0.3, 0.15, 0.05])
+    assert RowSampler(sampling(temperature=0.0, xtc_probability=1.0)).emit(row, 0, ()) == 2
+    # 1.14 nats are to be expected, and 1.20, the surprise of the second, is nearest.
+    assert RowSampler(sampling(temperature=0.0, typical_p=0.2)).emit(row, 0, ()) == 1
+    assert RowSampler(sampling(temperature=0.0, dynatemp_range=0.5)).params.greedy is False
+
+
+def test_dynamic_temperature_follows_the_entropy() -> None:
+    sampler = RowSampler(sampling(temperature=0.0, dynatemp_range=0.6))
+    flat, sure = np.zeros(8), np.array([800.0, 0.0, -5.0])
+    assert sampler.temperature(flat, ()) == pytest.approx(0.6)
+    assert sampler.temperature(sure, ()) == 0.0
+    assert sampler.candidates(sure, ()).ids == [0]
+    cold = RowSampler(sampling(temperature=0.0, dynatemp_range=1.0, dynatemp_exponent=100.0))
+    near = np.array([1.5, 1.0, 0.0], dtype=np.float32)
+    assert 0.0 < cold.temperature(near, ()) < 1e-5
+    assert probabilities(cold.candidates(near, ()), 3, greedy=False).tolist() == [1.0, 0.0, 0.0]
+    assert RowSampler(sampling(temperature=0.7)).temperature(flat, ()) == 0.7
+
+
+def test_dry_takes_no_more_than_a_logit_can_lose() -> None:
+    params = sampling(temperature=1e-20, dry_multiplier=100.0, dry_base=100.0, repeat_penalty=100.0)
+    row = np.array([3.0, 1.0], dtype=np.float32)
+    for order in (LLAMA_CPP_ORDER, ("dry", *(name for name in LLAMA_CPP_ORDER if name != "dry"))):
+        candidates = RowSampler(dataclasses.replace(params, order=order)).candidates(row, [0] * 64)
+        assert np.isfinite(candidates.logits).all()
+        assert candidates.logits.argmax() == 1
+    # Nothing else may follow.
+    alone = AutomatonConstraint(np.array([[0, FORBIDDEN]]))
+    assert RowSampler(params, constraint=alone).emit(row, 64, [0] * 64) == 0
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 10**9])
+def test_the_time_of_dry_grows_with_what_it_searches_alone(period: int) -> None:
+    sampler = RowSampler(sampling(dry_multiplier=1.0, dry_base=1.0, dry_penalty_last_n=-1))
+    row = np.zeros(10)
+    assert_grows_with_length_alone(
+        lambda length: sampler.candidates(row, [place % period % 10 for place in range(length)]), 1 << 14
+    )
+
+
 def test_positions_are_independent_of_each_other() -> None:
     probs = np.array([0.5, 0.3, 0.2])
     sampler = RowSampler(PLAIN_PARAMS)
@@ -447,7 +590,22 @@ def test_a_seed_of_which_all_bits_are_set_is_drawn(given: int) -> None:
         ({"seed": 2**64}, "seed 18446744073709551616"),
         ({"logit_bias": {3: math.nan}}, "logit bias nan"),
         ({"logit_bias": {-3: 1.0}}, "logit bias 1.0 for token -3"),
-        ({"order": ("top_k",)}, "processor order top_k"),
+        ({"order": ("top_k",), "xtc_probability": 0.1}, "processor order top_k"),
+        ({"order": ("top_k", "top_k")}, "processor order top_k,top_k"),
+        ({"order": ("top_a",)}, "processor order top_a"),
+        ({"top_n_sigma": math.inf}, "top-n-sigma inf"),
+        ({"typical_p": 1.5}, "typical-p 1.5"),
+        ({"dynatemp_range": -0.5}, "dynatemp range -0.5"),
+        ({"dynatemp_exponent": math.nan}, "dynatemp exponent nan"),
+        ({"dry_multiplier": -1.0}, "DRY multiplier -1.0"),
+        ({"dry_base": 0.5}, "DRY base 0.5"),
+        ({"dry_allowed_length": -1}, "DRY allowed length -1"),
+        ({"dry_penalty_last_n": -2}, "DRY penalty last-n -2"),
+        ({"dry_sequence_breakers": ("",)}, "a DRY sequence breaker of 0 bytes"),
+        ({"dry_sequence_breakers": ("é" * 21,)}, "a DRY sequence breaker of 42 bytes"),
+        ({"dry_sequence_breakers": ("x",) * 65}, "65 DRY sequence breakers"),
+        ({"xtc_probability": 1.1}, "XTC probability 1.1"),
+        ({"xtc_threshold": -0.1}, "XTC threshold -0.1"),
         ({"temperature": math.nan}, "temperature nan"),
     ],
 )
@@ -506,6 +664,8 @@ def test_what_few_candidates_choose_is_what_processors_and_noise_do() -> None:
             top_p=float(rng.choice([0.5, 0.95, 1.0])),
             min_p=float(rng.choice([0.0, 0.05, 0.25, 1.0])),
             repeat_penalty=float(rng.choice([1.0, 1.0, 1.3])),
+            dry_multiplier=float(rng.choice([0.0, 0.0, 0.8])),
+            dry_allowed_length=0,
             logit_bias={int(rng.integers(size)): 2.0} if case % 4 == 0 else {},
             order=LLAMA_CPP_ORDER if case % 2 else TRANSFORMERS_ORDER,
             seed=case,
@@ -575,10 +735,10 @@ def test_top_p_keeps_what_a_stable_sort_would(dtype: type[np.float64]) -> None:
             assert kept.tolist() == sorted(order[:count].tolist())
 
 
-def test_few_candidates_leave_filters_that_they_do_not_know_to_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = (*LLAMA_CPP_ORDER, "typical")
+@pytest.mark.parametrize(
+    "values", [{"top_n_sigma": 1.0}, {"typical_p": 0.9}, {"xtc_probability": 0.5}, {"dynatemp_range": 0.5}]
+)
+def test_few_candidates_leave_filters_that_they_do_not_know_to_the_processors(values: dict[str, Any]) -> None:
     params = sampling(temperature=0.8, top_k=40)
     assert FewCandidates.suits(params)
-    monkeypatch.setattr("paceline.core.sampling.LLAMA_CPP_ORDER", order)
-    object.__setattr__(params, "order", order)
-    assert not FewCandidates.suits(params)
+    assert not FewCandidates.suits(dataclasses.replace(params, **values))

@@ -74,6 +74,7 @@ def test_all_that_gguf_metadata_has(tmp_path: Path) -> None:
             "min_p": 0.0,
             "repeat_penalty": 1.05,
             "penalty_last_n": -1,
+            "xtc_probability": 0.0,
             "order": TRANSFORMERS_ORDER,
         },
         "GGUF metadata",
@@ -107,6 +108,7 @@ def test_all_that_a_folder_has(tmp_path: Path) -> None:
             "top_k": 20,
             "top_p": 0.95,
             "min_p": 0.01,
+            "typical_p": 1.0,
             "repeat_penalty": 1.1,
             "penalty_last_n": -1,
         },
@@ -203,7 +205,11 @@ def test_a_damaged_file_is_told_in_one_line(content: str, tmp_path: Path) -> Non
         ("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature", LLAMA_CPP_ORDER),
         (
             "temperature;penalties;topk;top-p;minp",
-            ("logit_bias", "temperature", "penalties", "top_k", "top_p", "min_p"),
+            # Those that are off by default stand behind what is usually before them.
+            (
+                *("logit_bias", "temperature", "penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p"),
+                *("min_p", "xtc"),
+            ),
         ),
         # Samplers that are left out are not used, which no order says.
         ("top_k;temperature", None),
@@ -219,7 +225,7 @@ def test_the_order_of_samplers(sequence: str, order: tuple[str, ...] | None, tmp
     else:
         values, (message,) = warned(path)
         assert values == {}
-        assert f"general.sampling.sequence {sequence!r}, which is ignored: paceline orders penalties, top_k" in message
+        assert f"general.sampling.sequence {sequence!r}, which is ignored: paceline orders penalties, dry" in message
 
 
 def test_what_paceline_does_not_have_is_told_in_one_line(tmp_path: Path) -> None:
@@ -227,18 +233,17 @@ def test_what_paceline_does_not_have_is_told_in_one_line(tmp_path: Path) -> None
         tmp_path / "model.gguf",
         lambda writer: writer.add_sampling_mirostat(2),
         lambda writer: writer.add_sampling_xtc_probability(0.5),
+        lambda writer: writer.add_sampling_xtc_threshold(0.2),
         lambda writer: writer.add_sampling_temp(0.6),
     )
     values, messages = warned(path)
-    assert values == {"temperature": 0.6}
-    assert messages == [
-        f"{path} asks for mirostat 2, xtc_probability 0.5, which paceline does not have; answers are sampled without"
-    ]
+    assert values == {"temperature": 0.6, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+    assert messages == [f"{path} asks for mirostat 2, which paceline does not have; answers are sampled without"]
     folder = folder_with(tmp_path / "model", typical_p=0.9, num_beams=4, no_repeat_ngram_size=0, top_k=3)
     values, messages = warned(folder)
-    assert values == {"top_k": 3}
+    assert values == {"top_k": 3, "typical_p": 0.9}
     assert len(messages) == 1
-    assert "asks for num_beams 4, typical_p 0.9, which" in messages[0]
+    assert "asks for num_beams 4, which" in messages[0]
 
 
 def test_defaults_stand_for_what_a_call_leaves_open() -> None:

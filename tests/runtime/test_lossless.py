@@ -291,7 +291,29 @@ def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams
         seed=seed,
         choice=rng.randint(0, 2),
         order=order,
+        **build_rare_filters(random.Random(seed)),
     )
+
+
+def build_rare_filters(rng: random.Random) -> dict[str, Any]:
+    """Return what most requests leave alone: of every third request some, of every tenth all."""
+    share = rng.choice((0.0,) * 6 + (0.5,) * 3 + (1.0,))
+    found: dict[str, Any] = {}
+    for filter_ in (
+        {"top_n_sigma": rng.choice((0.8, 2.0))},
+        {"typical_p": rng.choice((0.5, 0.9))},
+        {"dynatemp_range": rng.choice((0.3, 1.0)), "dynatemp_exponent": rng.choice((0.7, 1.0, 2.0))},
+        {"xtc_probability": rng.choice((0.3, 1.0)), "xtc_threshold": rng.choice((0.02, 0.1))},
+        {
+            "dry_multiplier": rng.choice((0.5, 2.0)),
+            "dry_allowed_length": rng.choice((0, 1, 3)),
+            "dry_penalty_last_n": rng.choice((-1, 10)),
+            "dry_sequence_breakers": rng.choice(((), ("a",), ("b a", "c"))),
+        },
+    ):
+        if rng.random() < share:
+            found |= filter_
+    return found
 
 
 def build_drafters(

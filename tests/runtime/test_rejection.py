@@ -21,7 +21,14 @@ from paceline.core import verify
 from paceline.core.arrays import Float64Array
 from paceline.core.constraint import Constraint
 from paceline.core.errors import SamplingError
-from paceline.core.params import VERIFIER_NAMES, SamplingParams, SpeculationParams, StopRules, VerifierName
+from paceline.core.params import (
+    TRANSFORMERS_ORDER,
+    VERIFIER_NAMES,
+    SamplingParams,
+    SpeculationParams,
+    StopRules,
+    VerifierName,
+)
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.core.verify import RejectionVerifier
@@ -348,8 +355,29 @@ def test_several_drafters_in_one_tree_are_exact(name: str, trees: bool) -> None:
         SamplingParams(1.5, top_k=0, top_p=0.8, min_p=0.1, repeat_penalty=1.4, frequency_penalty=0.3),
         SamplingParams(1.0, 0, 1.0, 0.0, presence_penalty=1.0, logit_bias={0: -np.inf, 2: 0.5}),
         SamplingParams(0.0, repeat_penalty=1.3),
+        SamplingParams(1.0, 0, 1.0, 0.0, xtc_probability=0.5, xtc_threshold=0.2, seed=5),
+        SamplingParams(0.0, xtc_probability=0.5, xtc_threshold=0.2, seed=5),
+        SamplingParams(1.0, 0, 1.0, 0.0, dry_multiplier=0.8, dry_allowed_length=1, dry_sequence_breakers=()),
+        SamplingParams(1.0, 0, 1.0, 0.0, top_n_sigma=1.1, dynatemp_range=0.7),
+        SamplingParams(0.9, 0, 1.0, 0.0, typical_p=0.6, order=TRANSFORMERS_ORDER),
+        SamplingParams(
+            temperature=0.8,
+            top_k=2,
+            min_p=0.05,
+            top_n_sigma=1.3,
+            typical_p=0.9,
+            dynatemp_range=0.4,
+            dry_multiplier=0.5,
+            dry_base=1.2,
+            dry_allowed_length=0,
+            xtc_probability=0.4,
+            seed=3,
+        ),
     ],
-    ids=["top-k", "truncation and penalties", "bias", "greedy"],
+    ids=[
+        *("top-k", "truncation and penalties", "bias", "greedy", "xtc", "greedy xtc", "dry", "n-sigma and dynatemp"),
+        *("typical", "all of these"),
+    ],
 )
 def test_processors_are_exact(params: SamplingParams) -> None:
     """Penalties make rows depend on drafted ancestors; a wrong history would show."""

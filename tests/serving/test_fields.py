@@ -22,11 +22,6 @@ CHAT: Final[dict[str, Any]] = {"messages": [{"role": "user", "content": "abc"}],
 
 # Values that change nothing, and values that would.
 VALUES: Final[dict[str, tuple[list[Any], list[Any]]]] = {
-    "top_n_sigma": ([-1, 0, -1.0], [1, 0.5, "1", True]),
-    "typical_p": ([1, 1.0], [0.5, "1"]),
-    "dynatemp_range": ([0, 0.0], [0.5]),
-    "dry_multiplier": ([0, 0.0], [0.8]),
-    "xtc_probability": ([0, 0.0], [0.5]),
     "mirostat": ([0], [1, 2]),
     "adaptive_target": ([-1, -1.0], [0.5]),
     "min_keep": ([0, 1], [2]),
@@ -193,15 +188,19 @@ def test_the_order_of_sampling_steps_is_obeyed(server: Hosted) -> None:
 
 @pytest.mark.parametrize(
     ("name", "letter", "value", "off"),
-    [("temperature", "t", 0.1, 1.0), ("top_k", "k", 1, 0), ("top_p", "p", 0.01, 1.0), ("min_p", "m", 0.99, 0.0)],
+    [
+        *(("temperature", "t", 0.1, 1.0), ("top_k", "k", 1, 0), ("top_p", "p", 0.01, 1.0), ("min_p", "m", 0.99, 0.0)),
+        *(("top_n_sigma", "s", 0.5, -1.0), ("typical_p", "y", 0.1, 1.0), ("dynatemp_range", "t", 0.9, 0.0)),
+        *(("xtc_probability", "x", 1.0, 0.0), ("dry_multiplier", "d", 90.0, 0.0)),
+    ],
 )
 def test_a_step_that_is_not_named_is_switched_off(
     server: Hosted, name: str, letter: str, value: float, off: float
 ) -> None:
-    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_predict": 60}
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_predict": 60, "dry_allowed_length": 1}
     acts, idle = text_of(server, **{**neutral, name: value}), text_of(server, **neutral)
     assert acts != idle
-    others = "kpmt".replace(letter, "")
+    others = "edskypmxt".replace(letter, "")
     assert text_of(server, **{**neutral, name: value}, samplers=others) == idle
     assert text_of(server, **{**neutral, name: value}, samplers=[]) == idle
     assert text_of(server, **{**neutral, name: value}, samplers=letter) == acts

@@ -128,7 +128,7 @@ def _margin(
         score = float(candidates.logits[index])
         if not sampler.params.greedy:
             noise = sampler.noise.gumbel(position, np.array([token_id]))
-            score = (score + float(noise[0])) * sampler.params.temperature
+            score = (score + float(noise[0])) * sampler.temperature(row, history)
         scores.append(score)
     return scores[0] - scores[1]
 

@@ -22,6 +22,9 @@ TAIL_ID = -1
 TAIL_PICK_ID = -2
 """The id whose uniform number picks a token inside the tail."""
 
+XTC_ID = -3
+"""The id whose uniform number says whether XTC leaves tokens out at a position."""
+
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 # Multipliers below 2**31 keep a 32-bit word times a multiplier inside a signed 64-bit integer.

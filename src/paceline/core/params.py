@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,17 @@ from paceline.core.fields import Flag, Option, described, same, setting, take_va
 from paceline.core.numbers import real_number, shown, token_ids, whole_number
 from paceline.core.reasoning import ReasoningBudget
 
-LLAMA_CPP_ORDER = ("logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature")
+LLAMA_CPP_ORDER = (
+    *("logit_bias", "penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"),
+)
 """Processor order of llama.cpp: truncation looks at the untempered distribution, temperature comes last."""
 
-TRANSFORMERS_ORDER = ("logit_bias", "penalties", "temperature", "top_k", "top_p", "min_p")
-"""Processor order of transformers: temperature first, so it widens what truncation keeps."""
+TRANSFORMERS_ORDER = (
+    *("logit_bias", "penalties", "dry", "temperature", "top_n_sigma", "top_k", "top_p", "min_p", "typical_p", "xtc"),
+)
+"""Processor order of transformers: temperature first, so it widens what truncation keeps. What transformers has not
+stands beside what is most like it.
+"""
 
 MAX_SEED = 2**64 - 1
 """Largest seed: 64 bits."""
@@ -36,9 +43,18 @@ PolicyName: TypeAlias = Literal["auto", "fixed", "accept-ratio", "profile-ev", "
 _LARGEST: Final = 2**31 - 1
 _SEED_BITS: Final = 2**32 - 1
 
-# With these, no logit overflows in 32 bits, in whatever order it is biased, penalised and divided: 1e9 / 1e-6 / 1e-20.
-_LARGEST_BIAS: Final = 1e9
-_LOWEST_TEMPERATURE: Final = 1e-20
+LARGEST_BIAS: Final = 1e9
+"""Most that a bias or DRY adds to a logit or takes from it."""
+LOWEST_TEMPERATURE: Final = 1e-20
+"""Least temperature to divide by. With these two no logit overflows in 32 bits, in whatever order it is biased,
+penalised and divided: 1e9 / 1e-6 / 1e-20.
+"""
+
+_ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+_ESCAPE: Final = re.compile(r"\\([nrt'\"\\])")
+
+_MAX_BREAKERS: Final = 64
+_LONGEST_BREAKER: Final = 40
 
 
 def draw_seed() -> int:
@@ -76,6 +92,14 @@ def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
     return biases
 
 
+def _parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:
+    breakers: list[str] = []
+    for text in texts:
+        # As llama.cpp reads its flag.
+        breakers = [] if text == "none" else [*breakers, _ESCAPE.sub(lambda found: _ESCAPED[found[1]], text)]
+    return tuple(breakers)
+
+
 _WHOLE = functools.partial(Option, "whole", error=SamplingError)
 _REAL = functools.partial(Option, "real", error=SamplingError)
 _SAMPLING = functools.partial(Flag, panel="Sampling")
@@ -88,11 +112,12 @@ class SamplingParams:
     """How the target's logits become a distribution, and the randomness that picks from it.
 
     The defaults of the filters are llama.cpp's. A value that switches a filter off is accepted everywhere:
-    ``top_k=0``, ``top_p=1``, ``min_p=0``, ``repeat_penalty=1``, the other penalties 0.
+    ``top_k=0``, ``top_p=1``, ``min_p=0``, ``top_n_sigma=-1``, ``typical_p=1``, ``xtc_probability=0``,
+    ``repeat_penalty=1``, ``dry_multiplier=0``, the other penalties 0.
 
     Attributes:
-        temperature: 0 is greedy: the largest logit after bias and penalties, the lowest id among equals. Others are
-            at least 1e-20.
+        temperature: 0 is greedy: the largest logit after bias and penalties, and after ``typical_p`` and XTC, which may
+            take the largest away; the lowest id among equals. Others are at least 1e-20.
         top_k: keep the ``k`` largest logits (and those equal to the k-th); 0 keeps all.
         top_p: keep the smallest set of largest probabilities that reaches this mass (arXiv 1904.09751).
         min_p: keep tokens with at least this share of the largest probability (arXiv 2407.01082).
@@ -103,9 +128,24 @@ class SamplingParams:
         logit_bias: added to the logits of single tokens, at most 1e9 either way; ``-inf`` bans one.
         seed: with ``choice``, keys all randomness: the same seed gives the same text.
         choice: index among several answers to one prompt.
-        order: the processors in the order they run, a permutation of :data:`LLAMA_CPP_ORDER`.
+        order: the processors in the order they run, each of :data:`LLAMA_CPP_ORDER` once; those that change nothing
+            may be left out.
         reasoning_budget: how long the answer may reason; ``None`` for any length. A token that it forces is emitted
             whatever the logits and all else here say.
+        top_n_sigma: keep logits at most so many of their standard deviations below the largest (arXiv 2411.07641); 0 or
+            less keeps all.
+        typical_p: keep the tokens whose surprise is closest to the entropy, up to this mass (arXiv 2202.00666).
+        dynatemp_range: the temperature is so much lower where the distribution is certain, and so much higher where it
+            is flat; 0 leaves it as it is. With it temperature 0 is not greedy.
+        dynatemp_exponent: the share of the largest possible entropy, to this power, says where in the range it is.
+        dry_multiplier: a token that would prolong a repetition of ``n`` tokens loses
+            ``dry_multiplier * dry_base ** (n - dry_allowed_length)``, at most 1e9; 0 switches it off.
+        dry_base: see ``dry_multiplier``.
+        dry_allowed_length: shorter repetitions may be prolonged.
+        dry_penalty_last_n: how many last tokens (prompt included) are searched; -1 is all of them, 0 none.
+        dry_sequence_breakers: texts across which nothing counts as repeated, at most 64 of 40 bytes each.
+        xtc_probability: how often all but the least likely of the tokens that reach ``xtc_threshold`` are left out.
+        xtc_threshold: a probability; above 0.5 nothing is ever left out.
     """
 
     temperature: float = setting(
@@ -170,6 +210,66 @@ class SamplingParams:
     reasoning_budget: ReasoningBudget | None = setting(
         None, Option("other", error=SamplingError, optional=True, variable=None)
     )
+    top_n_sigma: float = setting(
+        -1.0,
+        _REAL(called="top-n-sigma", low=-_LARGEST, high=_LARGEST, way_out="-1 keeps all tokens"),
+        _SAMPLING("--top-nsigma --top-n-sigma", "Keep logits this many deviations below the best; -1 keeps all."),
+    )
+    typical_p: float = setting(
+        1.0,
+        _REAL(called="typical-p", low=0.0, high=1.0, way_out="1 keeps all tokens"),
+        _SAMPLING("--typical --typical-p", "Keep the most typical tokens up to this mass."),
+    )
+    dynatemp_range: float = setting(
+        0.0,
+        _REAL(called="dynatemp range", low=0.0, high=100.0, way_out="0 keeps the temperature as it is"),
+        _SAMPLING("--dynatemp-range", "Lower or raise the temperature by up to this, as the model is sure or not."),
+    )
+    dynatemp_exponent: float = setting(
+        1.0,
+        _REAL(called="dynatemp exponent", low=0.0, high=100.0, way_out="1 follows the entropy"),
+        _SAMPLING("--dynatemp-exp", "How the temperature follows the entropy."),
+    )
+    dry_multiplier: float = setting(
+        0.0,
+        _REAL(called="DRY multiplier", low=0.0, high=100.0, way_out="0 switches it off"),
+        _SAMPLING("--dry-multiplier", "Penalty for going on with a repetition; 0 switches it off."),
+    )
+    dry_base: float = setting(
+        1.75,
+        _REAL(called="DRY base", low=1.0, high=100.0, way_out="1 penalises all lengths alike"),
+        _SAMPLING("--dry-base", "The penalty times this for every further token repeated."),
+    )
+    dry_allowed_length: int = setting(
+        2,
+        _WHOLE(called="DRY allowed length", low=0, high=_LARGEST, way_out="2 is usual"),
+        _SAMPLING("--dry-allowed-length", "Repetitions shorter than this go on unpenalised."),
+    )
+    dry_penalty_last_n: int = setting(
+        64,
+        _WHOLE(called="DRY penalty last-n", low=-1, high=_LARGEST, way_out="-1 searches all tokens"),
+        _SAMPLING("--dry-penalty-last-n", "Tokens to search for repetitions; -1 for all."),
+    )
+    dry_sequence_breakers: tuple[str, ...] = setting(
+        ("\n", ":", '"', "*"),
+        Option("texts", called="DRY sequence breakers", error=SamplingError, parse=_parse_breakers),
+        _SAMPLING(
+            "--dry-sequence-breaker",
+            "Nothing counts as repeated across this text; may be repeated; none for no such text. "
+            '[dim]\\[\\n, :, ", *][/dim]',
+            repeated=True,
+        ),
+    )
+    xtc_probability: float = setting(
+        0.0,
+        _REAL(called="XTC probability", low=0.0, high=1.0, way_out="0 switches it off"),
+        _SAMPLING("--xtc-probability", "How often to leave out the likeliest tokens; 0 switches it off."),
+    )
+    xtc_threshold: float = setting(
+        0.1,
+        _REAL(called="XTC threshold", low=0.0, high=1.0, way_out="above 0.5 it changes nothing"),
+        _SAMPLING("--xtc-threshold", "All but the least likely of those that reach this are left out."),
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -179,22 +279,53 @@ class SamplingParams:
                 f"the reasoning budget is {shown(self.reasoning_budget)}: give a ReasoningBudget, or None for no limit",
                 field="reasoning_budget",
             )
-        if 0.0 < self.temperature < _LOWEST_TEMPERATURE:
+        if 0.0 < self.temperature < LOWEST_TEMPERATURE:
             raise SamplingError(
                 f"temperature {self.temperature} is too low to divide by: give 0, which decodes greedily, or at least "
-                f"{_LOWEST_TEMPERATURE:g} (`temperature`)",
+                f"{LOWEST_TEMPERATURE:g} (`temperature`)",
                 field="temperature",
             )
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
-        if sorted(self.order) != sorted(LLAMA_CPP_ORDER):
+        if len({*self.order}) < len(self.order) or not self._in_use <= {*self.order} <= {*LLAMA_CPP_ORDER}:
             raise SamplingError(
                 f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once", field="order"
             )
+        with blame("dry_sequence_breakers"):
+            _check_breakers(self.dry_sequence_breakers)
 
     @property
     def greedy(self) -> bool:
-        """Whether the largest logit is always taken."""
-        return self.temperature == 0.0
+        """Whether the largest logit that processors leave is always taken."""
+        return self.temperature == 0.0 and self.dynatemp_range == 0.0
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The processors that change what is emitted, in their order."""
+        active = tuple(name for name in self.order if name in self._in_use)
+        if not self.greedy:
+            return active
+        # Temperature cannot change which logit is the largest, and neither can truncation, unless what it leaves is
+        # looked at by a filter that may take the largest away.
+        if not {"typical_p", "xtc"}.isdisjoint(active):
+            return tuple(name for name in active if name != "temperature")
+        return tuple(name for name in active if name in ("logit_bias", "penalties", "dry"))
+
+    @property
+    def _in_use(self) -> set[str]:
+        """The processors that are not switched off."""
+        is_on = {
+            "logit_bias": bool(self.logit_bias),
+            "penalties": self.penalised,
+            "dry": self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0,
+            "top_n_sigma": self.top_n_sigma > 0.0,
+            "top_k": self.top_k > 0,
+            "typical_p": self.typical_p < 1.0,
+            "top_p": self.top_p < 1.0,
+            "min_p": self.min_p > 0.0,
+            "xtc": self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5,
+            "temperature": self.temperature != 1.0 or self.dynatemp_range > 0.0,
+        }
+        return {name for name, is_in_use in is_on.items() if is_in_use}
 
     @property
     def penalised(self) -> bool:
@@ -354,6 +485,20 @@ def check_draft_min(draft_min: int, draft_max: int) -> None:
         raise InputError(f"draft-min {draft_min} is out of range: give 0 to draft-max, {draft_max}", field="draft_min")
 
 
+def _check_breakers(texts: Sequence[str]) -> None:
+    if len(texts) > _MAX_BREAKERS:
+        raise SamplingError(
+            f"{len(texts)} DRY sequence breakers: give at most {_MAX_BREAKERS} (`dry_sequence_breakers`)"
+        )
+    for text in texts:
+        size = len(text.encode(errors="surrogatepass"))
+        if not 0 < size <= _LONGEST_BREAKER:
+            raise SamplingError(
+                f"a DRY sequence breaker of {size} bytes: give texts of 1 to {_LONGEST_BREAKER} bytes, or none at all "
+                "(`dry_sequence_breakers`)"
+            )
+
+
 @blame("logit_bias")
 def _taken_biases(given: object) -> dict[int, float]:
     """Return biases with numbers of Python's own; refuses those that cannot be added to a logit."""
@@ -361,7 +506,7 @@ def _taken_biases(given: object) -> dict[int, float]:
         raise SamplingError(f"logit bias is {shown(given)}: give a mapping of token ids to numbers")
     if {*map(type, given)} <= {int} and {*map(type, given.values())} <= {float}:
         # A list that bans most of a vocabulary is looked at as a whole.
-        wrong = [bias for bias in given.values() if not (-_LARGEST_BIAS <= bias <= _LARGEST_BIAS or bias == -math.inf)]
+        wrong = [bias for bias in given.values() if not (-LARGEST_BIAS <= bias <= LARGEST_BIAS or bias == -math.inf)]
         if not wrong and min(given, default=0) >= 0 and max(given, default=0) <= _LARGEST:
             return dict(given)
     biases = {
@@ -371,9 +516,9 @@ def _taken_biases(given: object) -> dict[int, float]:
         for token_id, bias in given.items()
     }
     for token_id, bias in biases.items():
-        if not 0 <= token_id <= _LARGEST or not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
+        if not 0 <= token_id <= _LARGEST or not (bias == -math.inf or abs(bias) <= LARGEST_BIAS):
             raise SamplingError(
                 f"logit bias {bias} for token {token_id}: give the id of a token and a number from "
-                f"{-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf to ban the token (`logit_bias`)"
+                f"{-LARGEST_BIAS:g} to {LARGEST_BIAS:g}, or -inf to ban the token (`logit_bias`)"
             )
     return biases

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.arrays import FloatArray, Int64Array
+from paceline.core.arrays import Float64Array, FloatArray, Int64Array
 from paceline.core.errors import SamplingError
-from paceline.core.params import SamplingParams
+from paceline.core.noise import XTC_ID, TokenNoise
+from paceline.core.params import LARGEST_BIAS, LOWEST_TEMPERATURE, SamplingParams
 
 TOP_P_FIRST_LOOK = 256
-"""Largest candidates sorted first when looking for a top-p set; the look widens only if they do not reach p."""
+"""Candidates sorted first when looking for a set of some mass; the look widens only if they do not reach it."""
 
+
+MAX_REST = 20
+"""Most tokens that the rest of a text has across which nothing counts as repeated; of longer ones the first."""
 
 SAMPLED_SIZE = 1024
 """Longer rows are searched for their largest values by way of a sample."""
@@ -59,24 +64,56 @@ Processor: TypeAlias = Callable[[Candidates, Sequence[int]], Candidates]
 """Takes candidates and the tokens before them (all of the history, drafted ancestors included)."""
 
 
-def build_processors(params: SamplingParams) -> list[Processor]:
-    factories: dict[str, Callable[[SamplingParams], Processor | None]] = {
-        "logit_bias": _logit_bias,
-        "penalties": _penalties,
-        "top_k": _top_k,
-        "top_p": _top_p,
-        "min_p": _min_p,
-        "temperature": _temperature,
+@dataclass(frozen=True, slots=True)
+class Breakers:
+    """Where texts stand across which nothing counts as repeated.
+
+    Attributes:
+        alone: ``[vocab]`` not 0 for tokens that have such a text in themselves.
+        rests: for tokens that end with the beginning of one, the tokens that the rest of it may be.
+    """
+
+    alone: bytes = b""
+    rests: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    def find_latest(self, reverse: Sequence[int]) -> int:
+        """Return how many tokens there are behind the latest such text of a history, which is given in reverse."""
+        alone, rests, size = self.alone, self.rests, len(self.alone)
+        for back, token_id in enumerate(reverse):
+            longest = 0 if token_id < size and alone[token_id] else -1
+            for rest in rests.get(token_id, ()) if rests else ():
+                if longest < len(rest) <= back and tuple(reverse[back - len(rest) : back][::-1]) == rest:
+                    longest = len(rest)
+            if longest >= 0:
+                return back - longest
+        return len(reverse)
+
+    def is_alone(self, token_id: int) -> bool:
+        return token_id < len(self.alone) and self.alone[token_id] != 0
+
+
+NO_BREAKERS: Final = Breakers()
+"""Everything may count as repeated."""
+
+
+def build_processors(params: SamplingParams, breakers: Breakers = NO_BREAKERS) -> list[Processor]:
+    """Return the processors that change anything, in their order."""
+    factories: dict[str, Callable[[], Processor]] = {
+        "logit_bias": lambda: _logit_bias(params),
+        "penalties": lambda: _penalties(params),
+        "dry": lambda: _dry(params, breakers),
+        "top_n_sigma": lambda: _top_n_sigma(params),
+        "top_k": lambda: _top_k(params),
+        "typical_p": lambda: _typical_p(params),
+        "top_p": lambda: _top_p(params),
+        "min_p": lambda: _min_p(params),
+        "xtc": lambda: _xtc(params),
+        "temperature": lambda: _temperature(params) if params.dynatemp_range == 0.0 else DynamicTemperature(params),
     }
-    # Truncation and temperature cannot change which logit is the largest, so greedy decoding leaves them out.
-    names = [name for name in params.order if not params.greedy or name in ("logit_bias", "penalties")]
-    processors = (factories[name](params) for name in names)
-    return [processor for processor in processors if processor is not None]
+    return [factories[name]() for name in params.active]
 
 
-def _logit_bias(params: SamplingParams) -> Processor | None:
-    if not params.logit_bias:
-        return None
+def _logit_bias(params: SamplingParams) -> Processor:
     token_ids = np.fromiter(params.logit_bias, dtype=np.int64)
     biases = np.fromiter(params.logit_bias.values(), dtype=np.float64)
     bans = bool((biases == -math.inf).any())
@@ -96,9 +133,7 @@ def _logit_bias(params: SamplingParams) -> Processor | None:
     return apply
 
 
-def _penalties(params: SamplingParams) -> Processor | None:
-    if not params.penalised:
-        return None
+def _penalties(params: SamplingParams) -> Processor:
     last_n, repeat = params.penalty_last_n, params.repeat_penalty
     presence, frequency = params.presence_penalty, params.frequency_penalty
 
@@ -115,10 +150,77 @@ def _penalties(params: SamplingParams) -> Processor | None:
     return apply
 
 
-def _top_k(params: SamplingParams) -> Processor | None:
+def _dry(params: SamplingParams, breakers: Breakers) -> Processor:
+    last_n, allowed = params.dry_penalty_last_n, params.dry_allowed_length
+    multiplier, log_base = params.dry_multiplier, math.log(params.dry_base)
+    # From there on the penalty is the largest, however long the repetition.
+    most = math.log(LARGEST_BIAS / multiplier)
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        recent = [*(history if last_n < 0 else history[-last_n:])]
+        recent.reverse()
+        lengths = _repeated_lengths(recent, allowed, breakers)
+        if lengths:
+            logits = candidates.writable()
+            for index, token_id in _locate(candidates, lengths):
+                if not breakers.is_alone(token_id):
+                    logits[index] -= multiplier * math.exp(min((lengths[token_id] - allowed) * log_base, most))
+        return candidates
+
+    return apply
+
+
+def _repeated_lengths(reverse: list[int], allowed: int, breakers: Breakers) -> dict[int, int]:
+    """Return which tokens would prolong a repetition of at least ``allowed`` tokens, and how long the longest is.
+
+    That takes as many steps as there are tokens, however they repeat (the Z-algorithm, over those places alone where
+    the last token stands).
+
+    Args:
+        reverse: the tokens to search, the last one first.
+    """
+    size = len(reverse)
+    if size <= allowed:
+        return {}
+    # How many tokens before each place are those before the end.
+    counts: dict[int, int] = {}
+    begin = end = place = 0
+    with suppress(ValueError):
+        while True:
+            place = reverse.index(reverse[0], place + 1)
+            count = counts.get(place - begin, 0) if place < end else size
+            if count >= end - place:
+                begin, end = place, max(place, end)
+                while end < size and reverse[end] == reverse[end - place]:
+                    end += 1
+                count = end - place
+            counts[place] = count
+    longest = max(counts.values(), default=0)
+    limit = breakers.find_latest(reverse[: longest + MAX_REST])
+    if min(longest, limit) < allowed:
+        return {}
+    lengths: dict[int, int] = dict.fromkeys(reverse[:-1], 0) if allowed == 0 else {}
+    for place, count in counts.items():
+        length, follower = min(count, limit), reverse[place - 1]
+        if length >= max(allowed, lengths.get(follower, 0)):
+            lengths[follower] = length
+    return lengths
+
+
+def _top_n_sigma(params: SamplingParams) -> Processor:
+    count = params.top_n_sigma
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        logits = candidates.logits
+        finite = logits[logits > -np.inf]
+        least = float(logits.max()) - count * float(finite.std(dtype=np.float64))
+        return candidates.keep(np.flatnonzero(logits >= least))
+
+    return apply
+
+
+def _top_k(params: SamplingParams) -> Processor:
     k = params.top_k
-    if k == 0:
-        return None
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
         if k >= len(candidates.logits):
@@ -128,10 +230,31 @@ def _top_k(params: SamplingParams) -> Processor | None:
     return apply
 
 
-def _top_p(params: SamplingParams) -> Processor | None:
+def _typical_p(params: SamplingParams) -> Processor:
+    typical_p = params.typical_p
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        possible = np.flatnonzero(candidates.logits > -np.inf)
+        logprobs = _logprobs(candidates.logits[possible])
+        probs = np.exp(logprobs)
+        # Nearest to 0 are those whose surprise is what is expected of all.
+        nearness = -np.abs(logprobs - float(probs @ logprobs))
+        look = TOP_P_FIRST_LOOK
+        while True:
+            chosen = largest(nearness, look) if 4 * look < len(possible) else np.arange(len(possible))
+            chosen = chosen[np.argsort(-nearness[chosen], kind="stable")]
+            mass = probs[chosen].cumsum()
+            if mass[-1] > typical_p or len(chosen) == len(possible):
+                break
+            look *= 8
+        count = int(mass.searchsorted(typical_p, side="right")) + 1
+        return candidates.keep(np.sort(possible[chosen[:count]]))
+
+    return apply
+
+
+def _top_p(params: SamplingParams) -> Processor:
     top_p = params.top_p
-    if top_p >= 1.0:
-        return None
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
         logits = candidates.logits
@@ -159,9 +282,7 @@ def _top_p(params: SamplingParams) -> Processor | None:
     return apply
 
 
-def _min_p(params: SamplingParams) -> Processor | None:
-    if params.min_p <= 0.0:
-        return None
+def _min_p(params: SamplingParams) -> Processor:
     log_min_p = math.log(params.min_p)
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
@@ -172,15 +293,71 @@ def _min_p(params: SamplingParams) -> Processor | None:
     return apply
 
 
-def _temperature(params: SamplingParams) -> Processor | None:
+def _xtc(params: SamplingParams) -> Processor:
+    noise = TokenNoise(params.seed, params.choice)
+    probability, threshold = params.xtc_probability, params.xtc_threshold
+    coin = np.array([XTC_ID])
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        # Of the position alone, so that drafts meet the same one as what they are judged by.
+        if float(noise.uniform(len(history), coin)[0]) > probability:
+            return candidates
+        possible = np.flatnonzero(candidates.logits > -np.inf)
+        logprobs = _logprobs(candidates.logits[possible])
+        above = possible[np.exp(logprobs) >= threshold]
+        if len(above) < 2:
+            return candidates
+        stays = np.ones(len(candidates.logits), dtype=np.bool_)
+        stays[above] = False
+        # Of equals the one with the lowest id.
+        stays[above[candidates.logits[above].argmin()]] = True
+        return candidates.keep(stays.nonzero()[0])
+
+    return apply
+
+
+def _temperature(params: SamplingParams) -> Processor:
     temperature = params.temperature
-    if temperature == 1.0:
-        return None
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
         return Candidates(candidates.ids, candidates.logits / temperature, owned=True)
 
     return apply
+
+
+class DynamicTemperature:
+    """Divides by a temperature that is the lower, the surer the distribution is.
+
+    A distribution is as flat as can be where all tokens that are left are equally likely. llama.cpp counts banned ones
+    among these.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._least = max(0.0, params.temperature - params.dynatemp_range)
+        self._most = params.temperature + params.dynatemp_range
+        self._exponent = params.dynatemp_exponent
+
+    def __call__(self, candidates: Candidates, history: Sequence[int]) -> Candidates:
+        logits, temperature = candidates.logits, self.of(candidates)
+        if temperature < LOWEST_TEMPERATURE:
+            return candidates.keep(np.array([logits.argmax()]))
+        # Next to the largest, as the temperature may be so low that logits would overflow.
+        return Candidates(candidates.ids, (logits - logits.max()) / temperature, owned=True)
+
+    def of(self, candidates: Candidates) -> float:
+        """Return the temperature of a row."""
+        logprobs = _logprobs(candidates.logits[candidates.logits > -np.inf])
+        if len(logprobs) < 2:
+            return 1.0
+        share = min(max(-float(np.exp(logprobs) @ logprobs) / math.log(len(logprobs)), 0.0), 1.0)
+        return self._least + (self._most - self._least) * math.pow(share, self._exponent)
+
+
+def _logprobs(logits: FloatArray) -> Float64Array:
+    """Return the log-probabilities of logits above ``-inf``."""
+    below = logits.astype(np.float64) - float(logits.max())
+    log_total: float = np.log(np.exp(below).sum())
+    return below - log_total
 
 
 def largest(values: FloatArray, count: int) -> Int64Array:

@@ -26,7 +26,15 @@ from paceline.core.constraint import Constraint, ConstraintKeeper
 from paceline.core.errors import ConstraintError, EngineError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
-from paceline.core.processors import SAMPLE_STRIDE, Candidates, build_processors, largest
+from paceline.core.processors import (
+    NO_BREAKERS,
+    SAMPLE_STRIDE,
+    Breakers,
+    Candidates,
+    DynamicTemperature,
+    build_processors,
+    largest,
+)
 from paceline.core.reasoning import BudgetKeeper
 from paceline.core.tree import DraftTree
 
@@ -120,7 +128,7 @@ class PerturbedRow:
     tail: Tail | None
 
 
-_FEW_KNOW = {"logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature"}
+_FEW_KNOW = {"logit_bias", "penalties", "dry", "top_k", "top_p", "min_p", "temperature"}
 """Processors that come before :class:`FewCandidates`, or that it repeats. It is not used where there is another."""
 
 
@@ -140,7 +148,7 @@ class FewCandidates:
     def __init__(self, params: SamplingParams, noise: TokenNoise) -> None:
         self._noise = noise
         # The temperature, where it comes after truncation: then it has not been applied yet.
-        self._temperature = params.temperature if params.order == LLAMA_CPP_ORDER else 1.0
+        self._temperature = params.temperature if _is_in(LLAMA_CPP_ORDER, params.active) else 1.0
         self._top_k = params.top_k
         self._top_p = params.top_p
         # How far below the largest logit tokens may be.
@@ -149,10 +157,11 @@ class FewCandidates:
 
     @staticmethod
     def suits(params: SamplingParams) -> bool:
-        """Return whether logits near the largest decide, and the processors are in one of the usual orders."""
+        """Return whether logits near the largest decide, by known processors in one of the usual orders."""
         is_cut = 0 < params.top_k <= _MAX_SORTED or (params.top_p == 1.0 and params.min_p > 0.0)
-        is_usual = params.order in (LLAMA_CPP_ORDER, TRANSFORMERS_ORDER) and set(params.order) == _FEW_KNOW
-        return is_cut and is_usual and not params.greedy
+        if params.greedy or params.dynatemp_range > 0.0 or not is_cut or not _FEW_KNOW.issuperset(params.active):
+            return False
+        return _is_in(LLAMA_CPP_ORDER, params.active) or _is_in(TRANSFORMERS_ORDER, params.active)
 
     def best(self, candidates: Candidates, position: int) -> tuple[int, float] | None:
         """Return the best token, and its score less that of the next; ``None`` where rounding may decide."""
@@ -242,19 +251,27 @@ class FewCandidates:
 class RowSampler:
     """Turns rows of logits into tokens for one request.
 
-    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties, the
-    reasoning budget and the constraint read them.
+    ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties, DRY, XTC
+    (which asks for their number), the reasoning budget and the constraint read them.
 
     Args:
         params: how the request is sampled.
         num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
         constraint: what the answer may say; ``None`` for anything.
+        breakers: where the texts stand that ``params.dry_sequence_breakers`` names.
     """
 
-    def __init__(self, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        num_prompt: int = 0,
+        constraint: Constraint | None = None,
+        breakers: Breakers = NO_BREAKERS,
+    ) -> None:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
-        self._processors = build_processors(params)
+        self._processors = build_processors(params, breakers)
+        self._needs_history = not {"penalties", "dry", "xtc"}.isdisjoint(params.active)
         budget = params.reasoning_budget
         self._keeper = None if budget is None else BudgetKeeper(budget, num_prompt, opens_once=constraint is not None)
         self._constraint: ConstraintKeeper | None = None
@@ -263,13 +280,13 @@ class RowSampler:
             self._constraint = ConstraintKeeper(constraint, num_prompt, self._keeper, opening)
         self._plain_argmax = params.greedy and not self._processors and not self.reads_history
         self._few = FewCandidates(params, self.noise) if FewCandidates.suits(params) else None
-        is_divided_first = params.order == TRANSFORMERS_ORDER and params.temperature != 1.0
-        self._lead = self._processors[: bool(params.logit_bias) + params.penalised + is_divided_first]
+        lead = ("logit_bias", "penalties", "dry", *(() if _is_in(LLAMA_CPP_ORDER, params.active) else ("temperature",)))
+        self._lead = self._processors[: sum(name in lead for name in params.active)]
 
     @property
     def reads_history(self) -> bool:
         """Whether ``history`` changes the outcome; callers may pass an empty one otherwise."""
-        return self.params.penalised or self._may_force or self.is_constrained
+        return self._needs_history or self._may_force or self.is_constrained
 
     @property
     def is_constrained(self) -> bool:
@@ -278,6 +295,17 @@ class RowSampler:
     @property
     def _may_force(self) -> bool:
         return self._keeper is not None and self._keeper.may_force
+
+    def temperature(self, logits: FloatArray, history: Sequence[int]) -> float:
+        """Return the temperature of a row of logits ``[vocab]``; greedily 1."""
+        if self.params.dynatemp_range == 0.0:
+            return self.params.temperature or 1.0
+        candidates = self._candidates(logits, history)
+        for process in self._processors:
+            if isinstance(process, DynamicTemperature):
+                return process.of(candidates)
+            candidates = process(candidates, history)
+        raise AssertionError("a range of the temperature has a processor")
 
     def end_reasoning(self, history: Sequence[int]) -> bool:
         """Have the reasoning that is open after ``history`` closed from there on, if one is; return whether one is."""
@@ -445,6 +473,11 @@ class RowSampler:
 
     def _pick_in_tail(self, tail: Tail, position: int) -> int:
         return tail.pick(float(self.noise.uniform(position, _TAIL_PICK_IDS)[0]))
+
+
+def _is_in(order: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether names stand as they do in an order that has all of them."""
+    return [*names] == [name for name in order if name in names]
 
 
 def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> Float64Array:

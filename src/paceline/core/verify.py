@@ -21,6 +21,7 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError
 from paceline.core.params import SamplingParams, VerifierName
+from paceline.core.processors import NO_BREAKERS, Breakers
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import ROOT, DraftTree
 
@@ -163,8 +164,14 @@ class CoupledVerifier:
     name: VerifierName = "coupled"
     judges_every_draw = False
 
-    def __init__(self, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None) -> None:
-        self.sampler = RowSampler(params, num_prompt, constraint)
+    def __init__(
+        self,
+        params: SamplingParams,
+        num_prompt: int = 0,
+        constraint: Constraint | None = None,
+        breakers: Breakers = NO_BREAKERS,
+    ) -> None:
+        self.sampler = RowSampler(params, num_prompt, constraint, breakers)
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -195,8 +202,14 @@ class RejectionVerifier:
     name: VerifierName = "rejection"
     judges_every_draw = True
 
-    def __init__(self, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None) -> None:
-        self.sampler = RowSampler(params, num_prompt, constraint)
+    def __init__(
+        self,
+        params: SamplingParams,
+        num_prompt: int = 0,
+        constraint: Constraint | None = None,
+        breakers: Breakers = NO_BREAKERS,
+    ) -> None:
+        self.sampler = RowSampler(params, num_prompt, constraint, breakers)
         # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
         self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
 
@@ -283,13 +296,18 @@ def _residual(target_probs: Float64Array, draft_probs: Float64Array | None, toke
 
 
 def make_verifier(
-    name: VerifierName, params: SamplingParams, num_prompt: int = 0, constraint: Constraint | None = None
+    name: VerifierName,
+    params: SamplingParams,
+    num_prompt: int = 0,
+    constraint: Constraint | None = None,
+    breakers: Breakers = NO_BREAKERS,
 ) -> Verifier:
     """Return a new verifier for one request.
 
     Args:
         num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
         constraint: what the answer may say; ``None`` for anything.
+        breakers: where the texts stand that ``params.dry_sequence_breakers`` names.
     """
     verifier = CoupledVerifier if name == "coupled" else RejectionVerifier
-    return verifier(params, num_prompt, constraint)
+    return verifier(params, num_prompt, constraint, breakers)

@@ -40,16 +40,15 @@ def read_row(
     if forced is not None and (forced >= len(logits) or logits[forced] == -np.inf):
         # The draft knows no such token.
         return [], None
-    params = request.params
     probability: float | None = None
     if budget.probability or budget.min_probability > 0.0:
         probability = 1.0
         if forced is None:
             try:
-                allowed = sampler.mask(logits, history)
-            except ConstraintError:
+                allowed, temperature = sampler.mask(logits, history), sampler.temperature(logits, history)
+            except (SamplingError, ConstraintError):
                 return [], None
-            probability = largest_probability(allowed if params.greedy else allowed / params.temperature)
+            probability = largest_probability(allowed if temperature == 1.0 else allowed / temperature)
         if probability < budget.min_probability:
             return [], probability
     position = len(request.token_ids) + tree.depths[frontier]

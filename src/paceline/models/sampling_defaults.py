@@ -15,6 +15,7 @@ https://huggingface.co/docs/transformers/main_classes/text_generation
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.core.numbers import shown
-from paceline.core.params import LLAMA_CPP_ORDER, SamplingParams
+from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
 from paceline.models.files import read_json_if_present
 from paceline.models.gguf_header import read_gguf_header
 
@@ -41,6 +42,8 @@ _OF_GGUF: Final = {
     "min_p": "min_p",
     "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "penalty_last_n",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
 }
 """Fields of :class:`~paceline.core.params.SamplingParams`, by what follows the prefix."""
 
@@ -51,15 +54,15 @@ _OF_FOLDERS: Final = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "typical_p": "typical_p",
     "repetition_penalty": "repeat_penalty",
 }
 """Fields of :class:`~paceline.core.params.SamplingParams`, by what ``generation_config.json`` calls them."""
 
-_MISSING_OF_GGUF: Final[Mapping[str, object]] = {"mirostat": 0, "xtc_probability": 0}
+_MISSING_OF_GGUF: Final[Mapping[str, object]] = {"mirostat": 0}
 """Settings that change the distribution and are not supported, by what follows the prefix, with their neutral value."""
 _MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
     "num_beams": 1,
-    "typical_p": 1,
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
     "top_h": None,
@@ -79,17 +82,20 @@ value.
 """
 
 _PROCESSORS: Final = {
-    "penalties": "penalties",
-    "topk": "top_k",
-    "topp": "top_p",
+    **{name.replace("_", ""): name for name in LLAMA_CPP_ORDER[1:]},
     "nucleus": "top_p",
-    "minp": "min_p",
-    "temperature": "temperature",
+    "typp": "typical_p",
+    "typ": "typical_p",
     "temp": "temperature",
 }
 """Processors by llama.cpp's names for its samplers, written without ``_`` and ``-`` as its aliases are."""
-_OFF_BY_DEFAULT: Final = ("dry", "topnsigma", "typp", "typ", "xtc", "adaptivep")
-"""Samplers that change nothing where they are not set; a model can set ``xtc`` alone, which is reported separately."""
+_OFF_BY_DEFAULT: Final = ("dry", "top_n_sigma", "typical_p", "xtc")
+"""Processors that change nothing where they are not set."""
+
+
+def find_processor(sampler: str) -> str | None:
+    """Return the processor that llama.cpp's sampler of a name is; ``None`` where there is none."""
+    return _PROCESSORS.get(sampler.lower().replace("_", "").replace("-", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +179,17 @@ def _parse_order(sequence: object) -> tuple[str, ...] | None:
     """Return the order of processors that llama.cpp's order of samplers stands for, if it stands for one.
 
     Logit bias always comes first. A sampler that llama.cpp's order leaves out is not used, whatever it is set to, which
-    no order here can say.
+    no order here can say. One that is off by default is put where it usually is, for requests that set it.
     """
     if not isinstance(sequence, str):
         return None
-    names = [name.lower().replace("_", "").replace("-", "") for name in sequence.split(";")]
-    order = [_PROCESSORS.get(name, name) for name in names if name not in _OFF_BY_DEFAULT]
-    return (LLAMA_CPP_ORDER[0], *order) if sorted(order) == sorted(LLAMA_CPP_ORDER[1:]) else None
+    names = [name for name in sequence.split(";") if name.lower().replace("-", "_") != "adaptive_p"]
+    order = [LLAMA_CPP_ORDER[0], *(find_processor(name) or name for name in names)]
+    is_usual = order == [name for name in TRANSFORMERS_ORDER if name in order]
+    for before, name in itertools.pairwise(TRANSFORMERS_ORDER if is_usual else LLAMA_CPP_ORDER):
+        if name in _OFF_BY_DEFAULT and name not in order and before in order:
+            order.insert(order.index(before) + 1, name)
+    return tuple(order) if sorted(order) == sorted(LLAMA_CPP_ORDER) else None
 
 
 def _warn_missing(path: Path, said: Mapping[str, object], neutral: Mapping[str, object]) -> None:

@@ -49,6 +49,7 @@ from paceline.runtime.postprocess import PartResult, Postprocessor
 from paceline.runtime.prefill_budget import PROMPT_ROUNDS, PrefillBudget
 from paceline.runtime.round_stats import RoundTimes
 from paceline.runtime.scheduler import PrefilledPrompt, Scheduler
+from paceline.vocabularies.breakers import BreakerFinder
 
 _DEFAULT_SPECULATION: Final = SpeculationParams()
 _DEFAULT_CACHE: Final = CacheParams()
@@ -75,6 +76,9 @@ class DecodingLoop:
         max_running: most requests that run at once; by default as many as the engine has sequences.
         max_waiting: most requests of one client that wait for their start; ``None`` for any number.
         growth: tokens that every request that runs must be able to say before the cache is full, for one to start.
+
+    Attributes:
+        breakers: finds the tokens of DRY's sequence breakers, which takes a while the first time; any thread may.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class DecodingLoop:
         prefill = PrefillBudget(prompt_rounds, costs)
         self._budget = PassBudget(capabilities, pool, prefill, growth=growth)
         self._engine = engine
+        self.breakers = BreakerFinder(engine.vocabulary)
         self._slow = slow_passes(engine)
         self._policy = policy = RoutingPolicy(policy, drafters)
         self._clock = clock or WallClock()
@@ -153,7 +158,9 @@ class DecodingLoop:
         """
         try:
             self._check(prompt_ids, params, rules, speculation)
-            verifier = verifier or make_verifier(speculation.verify, params, len(prompt_ids), constraint)
+            if verifier is None:
+                breakers = self.breakers.find(params)
+                verifier = make_verifier(speculation.verify, params, len(prompt_ids), constraint, breakers)
             if rules.ignore_end and verifier.sampler.is_constrained:
                 raise ConstraintError(
                     "an answer that keeps to a grammar ends where that ends: leave out `ignore_end`, or the grammar",

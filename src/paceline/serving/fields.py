@@ -61,11 +61,6 @@ def _empty(value: Any) -> bool:
 
 NEUTRAL: Final[Mapping[str, Neutral]] = {
     # samplers that are not built
-    "top_n_sigma": Neutral(_number(lambda value: value <= 0), "-1 switches it off"),
-    "typical_p": Neutral(_number(lambda value: value >= 1), "1 switches it off"),
-    "dynatemp_range": Neutral(_is(0), "0 switches it off"),
-    "dry_multiplier": Neutral(_is(0), "0 switches it off"),
-    "xtc_probability": Neutral(_is(0), "0 switches it off"),
     "mirostat": Neutral(_is(0), "0 switches it off; mirostat keeps a state that drafts would disturb"),
     "tfs_z": Neutral(_is(1), "1 switches it off"),
     "adaptive_target": Neutral(_number(lambda value: value < 0), "-1 switches it off"),
@@ -114,8 +109,7 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         # how it is computed
         *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters", "t_max_prompt_ms"),
         # of samplers that are switched off
-        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold"),
-        *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"),
+        *("mirostat_tau", "mirostat_eta", "adaptive_decay"),
         # of a context that is shifted, which this server does not do
         *("n_keep", "n_discard"),
         # of parsers of answers

@@ -20,6 +20,7 @@ from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams
 from paceline.drafters.lookup import PREDICTION
+from paceline.models.sampling_defaults import find_processor
 from paceline.options import REQUEST_PARTS, GenerateOptions, RequestOptions
 from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
@@ -50,26 +51,21 @@ _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
 _DEFAULT_LENGTHS: Final[Mapping[Api, int]] = {"messages": 4096}
 """Most tokens where neither request nor server says it, as in llama-server; elsewhere there is no limit."""
 
-_SAMPLERS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
+SAMPLERS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
     # llama.cpp's name: its letter, ours, and the options that switch the step off
     "penalties": ("e", "penalties", {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    "dry": ("d", "dry", {"dry_multiplier": 0.0}),
+    "top_n_sigma": ("s", "top_n_sigma", {"top_n_sigma": -1.0}),
     "top_k": ("k", "top_k", {"top_k": 0}),
+    "typ_p": ("y", "typical_p", {"typical_p": 1.0}),
     "top_p": ("p", "top_p", {"top_p": 1.0}),
     "min_p": ("m", "min_p", {"min_p": 0.0}),
-    "temperature": ("t", "temperature", {"temperature": 1.0}),
+    "xtc": ("x", "xtc", {"xtc_probability": 0.0}),
+    "temperature": ("t", "temperature", {"temperature": 1.0, "dynatemp_range": 0.0}),
 }
-"""Steps of sampling that can be had, by llama.cpp's names."""
-_OTHER_SAMPLERS: Final[Mapping[str, str]] = {
-    "dry": "d",
-    "typ_p": "y",
-    "typical_p": "",
-    "top_n_sigma": "s",
-    "xtc": "x",
-    "adaptive_p": "a",
-    "infill": "i",
-    "temp": "",
-}
-"""Steps that a list may name. All but ``infill`` only act with fields that are refused here."""
+"""Steps of sampling, by llama.cpp's names."""
+_IDLE_SAMPLERS: Final = {"a": "adaptive_p", "i": "infill"}
+"""Further steps that a list may name. The first only acts with a field that is refused here."""
 
 _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
@@ -430,33 +426,27 @@ def _read_samplers(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return the sampling steps that are named, or spelled by llama.cpp's letters."""
     if len(given) > _MAX_STEPS:
         raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MAX_STEPS} are taken")
-    letters = {letter: name for name, (letter, _, _) in _SAMPLERS.items()}
-    letters |= {letter: name for name, letter in _OTHER_SAMPLERS.items() if letter}
-    names = tuple(letters.get(letter, letter) for letter in given) if isinstance(given, str) else tuple(given)
-    for name in names:
-        if name not in _SAMPLERS and name not in _OTHER_SAMPLERS:
-            there_are = ", ".join((*_SAMPLERS, *_OTHER_SAMPLERS))
-            raise FieldError("samplers", f"unknown sampling step {name!r}: choose from {there_are}")
-    return names
+    letters = {letter: name for name, (letter, _, _) in SAMPLERS.items()} | _IDLE_SAMPLERS
+    of_llama = {ours: name for name, (_, ours, _) in SAMPLERS.items()}
+    names: list[str] = []
+    for each in given:
+        name = letters.get(each, each) if isinstance(given, str) else of_llama.get(find_processor(each) or "", each)
+        if name not in letters.values():
+            there_are = ", ".join(letters.values())
+            raise FieldError("samplers", f"unknown sampling step {each!r}: choose from {there_are}")
+        if name in names:
+            raise FieldError("samplers", f"samplers names the sampling step {name} twice: name it once")
+        names.append(name)
+    return tuple(names)
 
 
 def _sampler_options(names: Sequence[str]) -> GenerateOptions:
     """Return the options that put sampling steps in an order, and switch off those that are not named."""
-    order: list[str] = []
-    for name in names:
-        ours = "temperature" if name == "temp" else _SAMPLERS[name][1] if name in _SAMPLERS else None
-        if ours is not None and ours not in order:
-            order.append(ours)
     options: dict[str, Any] = {}
-    for _, ours, off in _SAMPLERS.values():
-        if ours not in order:
+    for name, (_, _, off) in SAMPLERS.items():
+        if name not in names:
             options.update(off)
-    rest = [name for name in LLAMA_CPP_ORDER if name not in order]
-    options["order"] = (
-        *(name for name in rest if name == "logit_bias"),
-        *order,
-        *(n for n in rest if n != "logit_bias"),
-    )
+    options["order"] = (LLAMA_CPP_ORDER[0], *(SAMPLERS[name][1] for name in names if name in SAMPLERS))
     return cast("GenerateOptions", options)
 
 

@@ -14,7 +14,7 @@ from paceline.chat.template import ChatTemplate
 from paceline.constraints import Gbnf
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
 from paceline.server_options import ServerOptions
-from paceline.serving.generation_request import GenerationRequest
+from paceline.serving.generation_request import SAMPLERS, GenerationRequest
 from paceline.serving.model_host import BUILD, ServedModel
 from paceline.serving.prompts import token_piece
 
@@ -139,26 +139,7 @@ def _spell(token_id: int, served: ServedModel) -> str:
     return token_piece(token_id, served.model.target.vocabulary).decode("utf-8", "replace")
 
 
-_STEPS: Final = {
-    "penalties": ("penalties", "dry", "top_n_sigma"),
-    "top_k": ("top_k", "typ_p"),
-    "top_p": ("top_p",),
-    "min_p": ("min_p", "xtc"),
-    "temperature": ("temperature",),
-}
-"""Where llama-server's chain has our steps, with those behind them that are switched off."""
-
 _SWITCHED_OFF: Final[dict[str, Any]] = {
-    "dynatemp_range": 0.0,
-    "dynatemp_exponent": 1.0,
-    "top_n_sigma": -1.0,
-    "xtc_probability": 0.0,
-    "xtc_threshold": 0.1,
-    "typical_p": 1.0,
-    "dry_multiplier": 0.0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_penalty_last_n": 64,
     "mirostat": 0,
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
@@ -179,7 +160,7 @@ def generation_settings(
     """Return how an answer was sampled, but for the biases, of which there may be many."""
     return {
         **short_generation_settings(params, rules, request, served),
-        "dry_sequence_breakers": ["\n", ":", '"', "*"],
+        "dry_sequence_breakers": list(params.dry_sequence_breakers),
         "stop": list(rules.stop),
         "logit_bias": [],
         "grammar": request.named.source.text if request.named and isinstance(request.named.source, Gbnf) else "",
@@ -209,6 +190,16 @@ def short_generation_settings(
         "top_k": params.top_k,
         "top_p": params.top_p,
         "min_p": params.min_p,
+        "top_n_sigma": params.top_n_sigma,
+        "typical_p": params.typical_p,
+        "dynatemp_range": params.dynatemp_range,
+        "dynatemp_exponent": params.dynatemp_exponent,
+        "xtc_probability": params.xtc_probability,
+        "xtc_threshold": params.xtc_threshold,
+        "dry_multiplier": params.dry_multiplier,
+        "dry_base": params.dry_base,
+        "dry_allowed_length": params.dry_allowed_length,
+        "dry_penalty_last_n": params.dry_penalty_last_n,
         "repeat_last_n": params.penalty_last_n,
         "repeat_penalty": params.repeat_penalty,
         "presence_penalty": params.presence_penalty,
@@ -231,4 +222,5 @@ def short_generation_settings(
 
 
 def _sampler_chain(params: SamplingParams) -> list[str]:
-    return [name for step in params.order for name in _STEPS.get(step, ())]
+    names = {ours: name for name, (_, ours, _) in SAMPLERS.items()}
+    return [names[step] for step in params.order if step in names]
