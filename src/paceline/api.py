@@ -601,7 +601,8 @@ def load(
         context_length: tokens of prompt and answer together, for models given by path or name; a draft model takes
             less where it was made for less.
         max_sequences: most answers that are written together, for models given by path or name; ``None`` is 1. Further
-            requests wait. Each takes the room of one context in the cache.
+            requests wait. Each takes the room of one context in the cache; where ``context_length`` is not given, they
+            share one, and have room for 4,096 tokens each at least.
         model_defaults: whether what the target says about how it is to be sampled stands where a call does not say it,
             for models given by path or name; ``None`` is ``True``.
         remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when

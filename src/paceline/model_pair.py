@@ -17,7 +17,13 @@ from typing import Final
 from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, make_own_draft
 from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
-from paceline.engines.loading import foreseen_context_length, memory_limit, open_engine, open_vocabulary
+from paceline.engines.loading import (
+    foreseen_context_length,
+    memory_limit,
+    open_engine,
+    open_vocabulary,
+    settle_context,
+)
 from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
 from paceline.engines.options import DraftOptions, ModelOptions, has_quantized_cache
 from paceline.engines.slow_passes import slow_passes
@@ -35,6 +41,9 @@ _KEPT_SHARE: Final = 1 / 64
 
 _TRANSLATED_ROOM: Final = 2
 """Context of a translated draft, over that of the target: a text may take more of its tokens."""
+
+_DRAFTED_ROOM: Final = 64
+"""Cells of a draft model for what it drafts for a request."""
 
 _ROWS_READ: Final = 2
 """Most rows of a request whose logits a drafter reads of one pass."""
@@ -83,6 +92,7 @@ def open_pair(
         EngineError: a pass failed.
     """
     memory_bytes = memory_limit(target)
+    target = _settle_context(target)
     is_default = isinstance(draft, DraftOptions)
     if isinstance(draft, DraftOptions):
         own = default_draft(target)
@@ -181,6 +191,23 @@ def _open_within(
     return _open_draft(opened, draft, kept_bytes)
 
 
+def _settle_context(target: ModelOptions) -> ModelOptions:
+    """Return options with the length of the context; a ``ModelWarning`` says where memory cut it short."""
+    settled = settle_context(target)
+    length = settled.context_length
+    trained = None if target.context_length is not None else describe(Path(target.path)).context_length
+    if length is not None and trained is not None and length < trained:
+        # torch_hf settles nothing.
+        warnings.warn(
+            f"{Path(target.path).name} gets a context of {length} tokens of the {trained} that it was made for: more "
+            "would take over a third of the memory besides its weights; ask for more (`context_length`), or make keys "
+            "and values smaller (`cache_type_k`, `cache_type_v`)",
+            ModelWarning,
+            stacklevel=3,
+        )
+    return settled
+
+
 def _make_draft(draft: ModelOptions, target: ModelOptions, report: Report | None) -> ModelOptions:
     """Return how to run a draft model that exists: one of the target's own is made if need be."""
     asked = OwnDraft.parse(draft.path)
@@ -195,15 +222,19 @@ def _fit_draft_options(draft: ModelOptions, target: ModelOptions) -> ModelOption
     A text is never longer than the target's context, but may take more tokens of another vocabulary. In a pass each
     request has one row to propose from, and where drafts are translated the row before it, too.
     """
-    context_length = draft.context_length
+    context_length, cells = draft.context_length, draft.cells
     if draft.context_may_shrink and context_length in (None, target.context_length):
-        context_length = foreseen_context_length(target) * (_TRANSLATED_ROOM if _is_translated(draft, target) else 1)
+        room = _TRANSLATED_ROOM if _is_translated(draft, target) else 1
+        context_length = foreseen_context_length(target) * room
+        if target.cells is not None and cells is None:
+            # As many as the target's, and some for what is drafted behind them.
+            cells = max(room * target.cells + _DRAFTED_ROOM * draft.max_sequences, context_length)
     rows_read = draft.rows_read or _ROWS_READ * draft.max_sequences
     # Else it gets its target's attention, which may not be fused.
     fused = True if has_quantized_cache(draft) else draft.flash_attention
     # The draft's own pending tree is a chain: siblings are proposed but never fed.
     return dataclasses.replace(
-        draft, context_length=context_length, rows_read=rows_read, flash_attention=fused, branches=0
+        draft, context_length=context_length, cells=cells, rows_read=rows_read, flash_attention=fused, branches=0
     )
 
 

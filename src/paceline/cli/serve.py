@@ -34,6 +34,7 @@ from paceline.cli.setup import (
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
+from paceline.engines.loading import foreseen_context_length
 from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.description import describe
@@ -78,7 +79,7 @@ class ServeCommand(Command):
     helps={
         "max_sequences": f"Requests that are answered at once. [{DEFAULT_PARALLEL}]",
         "context_length": "Room of all requests together, in tokens: with -np N each has an equal part, else whatever "
-        "the others leave; 0 is all of the model's own. [for each request its own, at most 4096]",
+        "the others leave; 0 is all of the model's own. [as much of its own as fits, which all share]",
         "max_tokens": "Most tokens to generate where a request does not say; -1 fills the context. [-1]",
         "verbose": "Let the server and the engine tell more on stderr.",
         "forget": None,
@@ -242,8 +243,10 @@ def _size_models(
     parallel = models.settings.max_sequences if by_number else 1 if target.exact else DEFAULT_PARALLEL
     unified = options.kv_unified if options.kv_unified is not None else not (by_number or target.exact)
     total = target.context_length
+    if total is None and options.kv_unified is False and not target.exact:
+        total = foreseen_context_length(target)
     if total is None:
-        # As elsewhere: the model's own, each its own room.
+        # As elsewhere: the model's own, which all share.
         target = replace(target, max_sequences=parallel)
     else:
         if not unified and total // parallel < 1:
@@ -264,4 +267,6 @@ def _describe_speculation(served: ServedModel) -> str:
     drafters = ", ".join(served.drafters)
     how = f"drafts: {drafters} (policy {served.policy})" if drafters else "no drafts: plain decoding"
     chats = "" if served.template is not None else "; the model has no chat template, so it answers completions alone"
-    return f"{served.max_running} requests at once, {served.context_length} tokens each; {how}{chats}"
+    cells, whole = served.model.target.capabilities.cells, served.max_running * served.context_length
+    shared = f", {cells} together" if cells is not None and cells < whole else ""
+    return f"{served.max_running} requests at once, {served.context_length} tokens each{shared}; {how}{chats}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from paceline.core.errors import ContextLengthError
 
 DEFAULT_CONTEXT_LENGTH: Final = 4096
-"""Tokens of context where none are asked for and the model takes more: all of its memory is taken at once."""
+"""Tokens of context where none are asked for, the model takes more, and nothing is known of the memory for them."""
 
 
 def choose_context_length(wanted: int | None, trained: int | None, *, model: object, may_shrink: bool = False) -> int:
@@ -27,3 +28,15 @@ def choose_context_length(wanted: int | None, trained: int | None, *, model: obj
         f"a context of {wanted} tokens is more than the {trained} that {model} was made for: "
         f"give at most {trained} (`context_length`, or `DraftOptions.context_length` for a draft model)"
     )
+
+
+def fit_context_length(trained: int, fits: Callable[[int], bool]) -> int:
+    """Return all of the context that a model was made for, halved until there is memory for it.
+
+    Not as many tokens as would just fit: costs are kept by the length of the context, and what is free changes from
+    load to load. Down to :data:`DEFAULT_CONTEXT_LENGTH` nobody asks.
+    """
+    length = trained
+    while length > DEFAULT_CONTEXT_LENGTH and not fits(length):
+        length = max(length // 2, DEFAULT_CONTEXT_LENGTH)
+    return length

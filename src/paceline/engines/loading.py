@@ -58,9 +58,19 @@ def memory_limit(options: ModelOptions) -> int | None:
     return memory_limit(options)
 
 
+def settle_context(options: ModelOptions) -> ModelOptions:
+    """Return options with the context that a model gets where none is asked for; see there for each engine."""
+    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+        return options
+    from paceline.engines.llama_cpp.loading import settle_context
+
+    return settle_context(options)
+
+
 def foreseen_context_length(options: ModelOptions) -> int:
     """Return the context that a model will be given, by its header alone."""
     path = Path(options.path)
+    options = settle_context(options)
     return choose_context_length(
         options.context_length,
         describe(path).context_length,

@@ -60,7 +60,8 @@ class ModelOptions:
     Attributes:
         path: a GGUF file or a Hugging Face folder; :func:`paceline.load` also takes the names of `paceline models`.
         engine: which engine runs it; ``None`` decides by ``path``.
-        context_length: tokens of prompt and answer together; ``None`` takes the model's own, 4,096 at most.
+        context_length: tokens of prompt and answer together; ``None`` takes the model's own, halved until keys and
+            values take a third of the memory besides the weights. Under ``torch_hf`` it takes 4,096 at most.
         context_may_shrink: take what the model was made for where ``context_length`` is more, instead of refusing it;
             a draft model then sees the end of the text only, and the answer stays the same.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
@@ -79,8 +80,9 @@ class ModelOptions:
             request gets the text that it has by itself with plain decoding and the same; see there. Several at once
             have a whole context each, and passes of their own. Only ``llama_cpp``.
         max_sequences: requests the engine holds at once.
-        cells: tokens that all of them may hold together; ``None`` for a whole context each. Where they are fewer, a
-            request may lose its place for a while, and goes on with the same text.
+        cells: tokens that all of them may hold together; ``None`` for a whole context each, or where no
+            ``context_length`` is given for one context, and 4,096 tokens each at least. Where they are fewer than
+            requests hold, one may lose its place for a while, and goes on with the same text.
         branches: tree branches it holds at once, over all requests; ``None`` for what the policy can ask for. Only
             ``llama_cpp``; ``torch_hf`` has no limit.
         memory: bytes, or a size such as ``"12G"``, of all that the process holds: layers that do not fit are read while
@@ -123,7 +125,7 @@ class ModelOptions:
         Option("whole", optional=True),
         _MODELS(
             "-c --ctx-size",
-            "Context of the target, in tokens; 0 is all of its own. [dim]\\[its own, at most 4096][/dim]",
+            "Context of the target, in tokens; 0 is all of its own. [dim]\\[as much of its own as fits][/dim]",
         ),
     )
     context_may_shrink: bool = False

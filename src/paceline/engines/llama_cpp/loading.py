@@ -19,7 +19,7 @@ import llama_cpp.llama_cpp as api
 
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
-from paceline.engines.context_length import choose_context_length
+from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH, choose_context_length, fit_context_length
 from paceline.engines.huge_pages import MIN_BYTES, HugePages, gives_huge_pages
 from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
@@ -43,6 +43,7 @@ from paceline.engines.options import (
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import UnstreamableError, read_gguf_layout
 from paceline.engines.threads import PassThreads
+from paceline.models.description import ModelDescription, describe
 from paceline.models.gguf_model import gguf_bytes
 from paceline.sizes import format_memory
 
@@ -79,6 +80,11 @@ _CACHE_TYPES: Final[dict[CacheType, tuple[int, int]]] = {
 """ggml's number of each type, and the bytes of a block."""
 _CACHE_BLOCK: Final = 32
 """Elements of a block of every type that a cache can have."""
+
+_CONTEXT_SHARE: Final = 1 / 3
+"""Share of the memory besides the weights that the cache may take where nobody says how long the context is: a draft
+model's may take as much, and a third is left for its weights, for scratch memory and for finished requests.
+"""
 
 _LEFT_FREE: Final = 0.05
 """Share of the free memory that is left free, where nobody says how much a process may hold."""
@@ -200,6 +206,7 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
     _check(options, batch_rows, output_rows)
     path = Path(options.path)
     file = native.check_model_file(path)
+    options = settle_context(options)
     native.log.verbose |= options.verbose
     native.initialize()
     native.check_first_load(file)
@@ -471,6 +478,56 @@ def memory_limit(options: ModelOptions) -> int | None:
     return available - int(available * _LEFT_FREE) + held_memory()
 
 
+def settle_context(options: ModelOptions) -> ModelOptions:
+    """Return options with a length of the context: where none is asked for, all of its own that there is memory for.
+
+    Requests share it, and have room for :data:`DEFAULT_CONTEXT_LENGTH` tokens each at least.
+    """
+    if options.context_length is not None:
+        return options
+    path = Path(options.path)
+    native.check_model_file(path)
+    native.initialize()
+    about = describe(path)
+    requests, is_apart = options.max_sequences, options.exact and options.max_sequences > 1
+    if about.context_length is None or options.cells is not None:
+        length = min(about.context_length or DEFAULT_CONTEXT_LENGTH, DEFAULT_CONTEXT_LENGTH)
+        return dataclasses.replace(options, context_length=length)
+
+    def count_cells(length: int) -> int:
+        return requests * length if is_apart else max(length, requests * min(length, DEFAULT_CONTEXT_LENGTH))
+
+    cell_bytes = _foreseen_cell_bytes(about, options)
+    most_cells = (
+        0 if cell_bytes is None else int(_memory_besides_weights(about, options) * _CONTEXT_SHARE) // cell_bytes
+    )
+    length = fit_context_length(about.context_length, lambda length: count_cells(length) <= most_cells)
+    cells = count_cells(length)
+    return dataclasses.replace(options, context_length=length, cells=None if cells == requests * length else cells)
+
+
+def _foreseen_cell_bytes(about: ModelDescription, options: ModelOptions) -> int | None:
+    """Return what a cell takes at most, by the header alone; ``None`` where that does not say it."""
+    value_size = about.metadata.get(f"{about.architecture}.attention.value_length") or about.head_size
+    if not (about.layers and about.kv_heads and about.head_size) or not isinstance(value_size, int):
+        return None
+    head_bytes = sum(
+        size * _CACHE_TYPES[cache_type][1]
+        for size, cache_type in zip((about.head_size, value_size), _cache_types(options), strict=True)
+    )
+    return _BYTES_OF_BOOKKEEPING + about.layers * about.kv_heads * head_bytes // _CACHE_BLOCK
+
+
+def _memory_besides_weights(about: ModelDescription, options: ModelOptions) -> int:
+    """Return the bytes that are free where the cache will lie, once the weights lie there; 0 where that is unknown."""
+    if devices := _devices(options):
+        is_whole = options.gpu_layers == -1 or options.gpu_layers > (about.layers or 0)
+        return max(native.free_device_memory(devices) - about.num_bytes, 0) if is_whole else 0
+    limit_bytes = memory_bytes(options) or available_memory() or 0
+    # Where weights are read while they are used, each further token of context takes from the layers that stay.
+    return max(limit_bytes - about.num_bytes, 0)
+
+
 def _too_little(options: ModelOptions, room: Room, least_bytes: int) -> UnstreamableError:
     """Return the error for memory that the least of a model's layers do not fit into."""
     besides_bytes = room.total_bytes - room.weights_bytes
@@ -544,7 +601,9 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
         model=Path(options.path).name,
         may_shrink=options.context_may_shrink,
     )
-    cells = options.cells or context_length * options.max_sequences
+    # No more than all sequences can use, as where a draft model was made for less than was asked for.
+    whole = context_length * options.max_sequences
+    cells = whole if options.cells is None else min(options.cells, whole)
     if cells < context_length:
         raise InputError(f"cells is {cells}, but one context is {context_length}; raise it or shorten the context")
     if cells > _INT32_MAX:

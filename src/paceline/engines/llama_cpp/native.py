@@ -281,6 +281,9 @@ _device_get: Final = _function("ggml_backend_dev_get", [ctypes.c_size_t], ctypes
 _device_name: Final = _function("ggml_backend_dev_name", [ctypes.c_void_p], ctypes.c_char_p)
 _device_description: Final = _function("ggml_backend_dev_description", [ctypes.c_void_p], ctypes.c_char_p)
 _device_type: Final = _function("ggml_backend_dev_type", [ctypes.c_void_p], ctypes.c_int)
+_device_memory: Final = _function(
+    "ggml_backend_dev_memory", [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)], None
+)
 _device_buffer_type: Final = _function("ggml_backend_dev_buffer_type", [ctypes.c_void_p], ctypes.c_void_p)
 _buffer_type_name: Final = _function("ggml_backend_buft_name", [ctypes.c_void_p], ctypes.c_char_p)
 
@@ -311,6 +314,17 @@ def device_titles(names: Sequence[str]) -> list[str]:
     """Return devices by name and by what they are, such as ``CUDA0 (NVIDIA H100 80GB HBM3)``."""
     available = offload_devices()
     return [f"{name} ({_device_description(available[name]).decode('utf-8', errors='replace')})" for name in names]
+
+
+def free_device_memory(names: Sequence[str]) -> int:
+    """Return the bytes that are free on devices, over all of them; 0 for those that do not say."""
+    available = offload_devices()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    free_bytes = 0
+    for name in names:
+        _device_memory(available[name], ctypes.byref(free), ctypes.byref(total))
+        free_bytes += free.value
+    return free_bytes
 
 
 def default_device_names() -> list[str]:
