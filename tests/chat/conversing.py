@@ -31,6 +31,13 @@ FIRST_SYSTEM = (
 )
 """Reads what the system says at the beginning, and there alone."""
 
+LAST_SYSTEM = (
+    "{% set ns = namespace(system='') %}{% for message in messages %}"
+    "{% if message.role == 'system' %}{% set ns.system = message.content %}{% endif %}{% endfor %}"
+    "<|im_start|>system\n{{ ns.system }}<|im_end|>\n" + STRICT
+)
+"""Reads what the system says last, and nothing else of it, as DeepSeek-R1's templates do."""
+
 ALTERNATING = (
     "{% for message in messages %}{% if message.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}"
     "{{ raise_exception('roles must alternate user and assistant') }}{% endif %}"

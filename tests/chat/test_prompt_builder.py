@@ -19,6 +19,7 @@ from tests.chat.conversing import (
     CHATML,
     EFFORT,
     FIRST_SYSTEM,
+    LAST_SYSTEM,
     STRICT,
     THINKING,
     ControlledBytes,
@@ -113,6 +114,8 @@ def test_a_developer_is_the_system_to_templates_that_do_not_know_the_role(source
         # Two of the system, of which the template reads one.
         (FIRST_SYSTEM, said(("system", "a"), ("system", "b"), ("user", "c")), 2, "system"),
         (FIRST_SYSTEM, said(("system", "a"), ("user", "b"), ("system", "c"), ("user", "d")), 3, "system"),
+        # The last stands in the place of all of them.
+        (LAST_SYSTEM, said(("user", "a"), ("system", "b"), ("user", "c"), ("system", "d"), ("user", "e")), 2, "system"),
         # Something was merged, and something else would be lost.
         (STRICT, said(("system", "a"), ("user", "b"), ("system", "c"), ("user", "d")), 3, "system"),
     ],

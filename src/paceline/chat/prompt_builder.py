@@ -210,24 +210,40 @@ class ChatPromptBuilder:
             # Many read what the system says at the beginning, and there alone.
             for group in [of_role[:1], of_role[1:]] if role == "system" and not start else [of_role]:
                 if group and self._drops_messages(messages, group, render):
-                    raise InputError(
-                        f"the chat template of {self.template.origin} leaves out message {group[0] + 1}: it does not "
-                        f"know the role {role!r} there; use another, such as 'user'"
-                    )
+                    raise self._lost(messages, group[0])
+        # Some write one message of the system in the place of all of them.
+        of_system = [number for number, one in enumerate(messages) if one["role"] == "system" and _has_text(one)]
+        for number in self._missing(messages, of_system, render) if len(of_system) > 1 else ():
+            if self._drops_messages(messages, [number], render):
+                raise self._lost(messages, number)
+
+    def _lost(self, messages: Sequence[Message], number: int) -> InputError:
+        return InputError(
+            f"the chat template of {self.template.origin} leaves out message {number + 1}: it does not know the role "
+            f"{messages[number]['role']!r} there; use another, such as 'user'"
+        )
 
     def _drops_messages(
         self, messages: Sequence[Message], numbers: Sequence[int], render: Callable[[Sequence[Message]], MarkedText]
     ) -> bool:
         """Return whether the template writes the same whatever is said in some of the messages."""
-        others = [
-            {**message, "content": _ANYTHING} if number in numbers else message
-            for number, message in enumerate(messages)
-        ]
+        others = _with_contents(messages, dict.fromkeys(numbers, _ANYTHING))
         try:
             return render(others) == render(messages)
         except InputError:
             # What it says of the whole conversation comes later, if anything.
             return False
+
+    def _missing(
+        self, messages: Sequence[Message], numbers: Sequence[int], render: Callable[[Sequence[Message]], MarkedText]
+    ) -> list[int]:
+        """Return which of some messages do not stand in what the template writes as they are; it may change texts."""
+        probes = {number: f"{_ANYTHING} {number}." for number in numbers}
+        try:
+            text = str.__str__(render(_with_contents(messages, probes)))
+        except InputError:
+            return []
+        return [number for number, probe in probes.items() if probe not in text]
 
     def _reasoning_variables(self, params: ChatParams) -> dict[str, Any]:
         variables: dict[str, Any] = {}
@@ -349,6 +365,14 @@ def _merge_system(messages: Sequence[Message]) -> Sequence[Message]:
 def _content_parts(message: Message) -> list[dict[str, Any]]:
     content = message.get("content") or []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _with_contents(messages: Sequence[Message], contents: Mapping[int, str]) -> list[Message]:
+    """Return messages of which some, by their numbers, have another content."""
+    return [
+        {**message, "content": contents[number]} if number in contents else message
+        for number, message in enumerate(messages)
+    ]
 
 
 def _has_text(message: Message) -> bool:

@@ -8,12 +8,12 @@ from typing import Final
 
 from paceline.chat.messages import Message
 
-_LEADING_ROLES: Final = ("system", "developer")
+LEADING_ROLES: Final = ("system", "developer")
 
 
 def count_leading(messages: Sequence[Message]) -> int:
     """Return how many messages at a conversation's beginning are what the system says, and stay."""
-    return next((place for place, one in enumerate(messages) if one["role"] not in _LEADING_ROLES), len(messages))
+    return next((place for place, one in enumerate(messages) if one["role"] not in LEADING_ROLES), len(messages))
 
 
 def drop_oldest_turns(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
+from paceline.chat.truncation import LEADING_ROLES, count_leading
 from paceline.core.numbers import shown
 from paceline.serving.errors import FieldError
 
@@ -72,23 +73,37 @@ class MessageWriter:
 def iter_merged(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield messages as ever more templates take them: in turns of users and assistants.
 
-    What the system says behind its beginning, a user says in the same place. Then also what a user says behind the
-    result of a tool becomes a part of that.
+    What the system says behind its beginning, a user says in the same place. Then what an assistant says between its
+    reasoning and its calls becomes a part of the reasoning: gpt-oss takes one of them. At last what a user says behind
+    the result of a tool becomes a part of that.
     """
-    leading = next((n for n, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
-    for roles in (("user",), ("user", "tool")):
-        found = [dict(message) for message in messages[:leading]]
-        for message in messages[leading:]:
-            message = {**message, "role": "user"} if message["role"] in _SYSTEM else dict(message)
-            before = found[-1] if len(found) > leading else None
-            if message["role"] == "user" and before is not None and before["role"] in roles:
-                found[-1] = {**before, "content": _content([*_texts(before), *_texts(message)])}
-            else:
-                found.append(message)
-        yield found
+    turns = _merge_users([_without_system(message) for message in messages[count_leading(messages) :]], ("user",))
+    thought = [_think_aloud(message) for message in turns]
+    leading = [dict(message) for message in messages[: count_leading(messages)]]
+    for rest in (turns, thought, _merge_users(turns, ("tool",)), _merge_users(thought, ("tool",))):
+        yield [*leading, *rest]
 
 
-_SYSTEM: Final = ("system", "developer")
+def _without_system(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "role": "user" if message["role"] in LEADING_ROLES else message["role"]}
+
+
+def _merge_users(messages: Sequence[dict[str, Any]], roles: Sequence[str]) -> list[dict[str, Any]]:
+    """Return messages in which what a user says is a part of the message before it, where that has one of the roles."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "user" and found and found[-1]["role"] in roles:
+            found[-1] = {**found[-1], "content": _content([*_texts(found[-1]), *_texts(message)])}
+        else:
+            found.append(message)
+    return found
+
+
+def _think_aloud(message: dict[str, Any]) -> dict[str, Any]:
+    if not (message.get("tool_calls") and message.get("reasoning_content") and message.get("content")):
+        return message
+    thought = "\n".join([message["reasoning_content"], *_texts(message)])
+    return {name: value for name, value in message.items() if name != "content"} | {"reasoning_content": thought}
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:
