@@ -33,6 +33,8 @@ ROUTES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat",
     "/chat/completions": "chat",
     "/v1/chat/completions/input_tokens": "chat",
+    "/v1/messages": "anthropic",
+    "/v1/messages/count_tokens": "anthropic",
     "/apply-template": "chat",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
@@ -91,6 +93,11 @@ TEXTS: Final[Sequence[str]] = (
 _LONG: Final = "word " * 4000
 _KEYS: Final = ("role", "content", "type", "text", "name", "tool_calls", "reasoning_content", "tool_call_id", "prefix")
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function", "User", "", "ipython")
+_BLOCKS: Final = (
+    *("text", "text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document"),
+    *("search_result", "server_tool_use", "web_search_tool_result", "tool_reference", ""),
+)
+_BILLING: Final = "x-anthropic-billing-header: cc_version=1; cch=00000;" + " a=;" * 999
 _VARIABLES: Final = (
     *("messages", "tools", "self", "loop", "range", "namespace", "raise_exception", "strftime_now", "tojson", "caller"),
     *(
@@ -177,6 +184,62 @@ class Bodies:
     def _tool(self) -> Any:
         function = {"name": self._odd("f"), "parameters": self._odd(self._schema(2)), "strict": self._truth()}
         return self._odd({"type": "function", "function": function})
+
+    def _anthropic(self) -> dict[str, Any]:
+        rng = self._rng
+        body = {"messages": self._turns(), **self._fields()}
+        about: dict[str, Any] = {
+            "system": rng.choice((rng.choice(TEXTS), _BILLING, [{"type": "text", "text": _BILLING}, self._block(1)])),
+            "tools": [self._anthropic_tool() for _ in range(rng.choice((0, 1, 2, 129)))],
+            "tool_choice": {"type": rng.choice(("auto", "any", "tool", "none")), "name": self._odd("f")},
+            "thinking": {"type": rng.choice(("enabled", "adaptive", "off")), "budget_tokens": rng.choice(NUMBERS)},
+            "output_config": {"effort": rng.choice(TEXTS), "format": self._odd(self._anthropic_format())},
+            "output_format": self._anthropic_format(),
+            "stop_sequences": self._stops(),
+            "context_management": {"edits": [self._odd({"type": "clear_thinking_20251015"})]},
+            "max_tokens": rng.choice((0, 1, self._most_tokens)),
+        }
+        for name in rng.sample(sorted(about), rng.choice((0, 1, 2, 4))):
+            body[name] = self._odd(about[name])
+        return body
+
+    def _anthropic_tool(self) -> Any:
+        kind = self._rng.choice((None, "custom", "web_search_20250305", "bash_20250124", "mcp_toolset"))
+        return self._odd({"type": kind, "name": self._odd("f"), "input_schema": self._odd(self._schema(2))})
+
+    def _anthropic_format(self) -> Any:
+        return {"type": self._odd("json_schema"), "schema": self._schema(2)}
+
+    def _turns(self) -> Any:
+        if self._rng.random() < 0.1:
+            return self._any(3)
+        roles = ("user", "assistant", "user", "assistant", "system", "tool")
+        return [
+            self._odd({"role": self._odd(self._rng.choice(roles)), "content": self._blocks(2)})
+            for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))
+        ]
+
+    def _blocks(self, depth: int) -> Any:
+        if self._rng.random() < 0.3:
+            return self._rng.choice(TEXTS)
+        return self._odd([self._block(depth) for _ in range(self._rng.randint(0, 3))])
+
+    def _block(self, depth: int) -> Any:
+        block = {
+            "type": self._odd(self._rng.choice(_BLOCKS)),
+            "text": self._rng.choice(TEXTS),
+            "thinking": self._rng.choice(TEXTS),
+            "id": "a",
+            "name": "f",
+            "tool_use_id": "a",
+            "input": self._rng.choice(({}, {"a": self._any(2)}, self._any(2))),
+            "content": self._blocks(depth - 1) if depth else "a",
+            "source": {"type": self._rng.choice(("text", "content", "base64")), "data": self._odd("a"), "content": "b"},
+            "is_error": self._truth(),
+        }
+        for name in self._rng.sample(sorted(block), self._rng.choice((0, 0, 0, 1, 5))):
+            block[name] = self._any(2)
+        return self._odd(block)
 
     def _tokenize(self) -> dict[str, Any]:
         switches = ("add_special", "parse_special", "with_pieces")

@@ -25,6 +25,8 @@ from benchmarks.server_soak.wire import Answer, Connection, Head, ask, post_byte
 from paceline.constraints import Choice, Gbnf, JsonSchema, Lark, Regex
 from paceline.core.errors import ConstraintError
 
+_FAULT: Final = re.compile(b'"type":"(server|api)_error"')
+"""In a body or an event: an error of the server's own."""
 _HARMLESS: Final = (*range(200, 500), 501, 503)
 _PAUSE_S: Final = 0.01
 _LONG: Final = 1 << 20
@@ -66,7 +68,7 @@ class Target:
                 raise
             return Answer(Head(413, {}), b"")
         self.statuses[answer.status] += 1
-        if answer.status not in _HARMLESS or b'"server_error"' in answer.body:
+        if answer.status not in _HARMLESS or _FAULT.search(answer.body):
             raise AttackError(f"status {answer.status}: {answer.body[:200]!r} after {path} {str(body)[:500]}")
         return answer
 
