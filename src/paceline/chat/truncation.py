@@ -9,6 +9,7 @@ from typing import Final
 from paceline.chat.messages import Message
 
 LEADING_ROLES: Final = ("system", "developer")
+"""Roles of what the system says."""
 
 
 def count_leading(messages: Sequence[Message]) -> int:
