@@ -156,7 +156,7 @@ def test_the_launcher_starts_either_server() -> None:
         ("unit/test_ctx_shift.py::test_ctx_shift_disabled_stream", scope.IN_SCOPE),
         ("unit/test_ctx_shift.py::test_ctx_shift_enabled", scope.OUT_OF_SCOPE),
         ("unit/test_chat_completion.py::test_completion_with_invalid_grammar", "in scope"),
-        ("unit/test_compat_anthropic.py::test_anthropic_top_k", "anthropic"),
+        ("unit/test_compat_anthropic.py::test_anthropic_top_k", scope.IN_SCOPE),
         ("unit/test_compat_anthropic.py::test_anthropic_vision_format_accepted", scope.OUT_OF_SCOPE),
     ],
 )

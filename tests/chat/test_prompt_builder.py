@@ -96,6 +96,25 @@ def test_a_template_with_a_place_for_the_system_has_it_there() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (CHATML, "<|im_start|>system\na<|im_end|>\n<|im_start|>system\nb<|im_end|>\n"),
+        # It reads one of them, or refuses the second, as templates of Qwen 3.5 do.
+        (FIRST_SYSTEM, "<|im_start|>system\na\nb<|im_end|>\n"),
+        (
+            "{% for message in messages[1:] %}{% if message.role == 'system' %}"
+            "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}" + CHATML,
+            "<|im_start|>system\na\nb<|im_end|>\n",
+        ),
+        (STRICT, "<|im_start|>user\na\nb\nc<|im_end|>\n"),
+    ],
+)
+def test_several_of_the_system_are_one_where_a_template_reads_no_more(source: str, written: str) -> None:
+    prompt = prompt_of(source, said(("system", "a"), ("system", "b"), ("user", "c")))
+    assert prompt.text.startswith(written)
+
+
+@pytest.mark.parametrize(
     ("source", "role"), [(CHATML, "system"), (CHATML + "{# developer #}", "developer"), (STRICT, "user")]
 )
 def test_a_developer_is_the_system_to_templates_that_do_not_know_the_role(source: str, role: str) -> None:
@@ -111,8 +130,6 @@ def test_a_developer_is_the_system_to_templates_that_do_not_know_the_role(source
         (STRICT, said(("user", "a"), ("system", "b"), ("user", "c")), 2, "system"),
         (STRICT, said(("system", "a")), 1, "system"),
         (STRICT, said(("tool", "a")), 1, "tool"),
-        # Two of the system, of which the template reads one.
-        (FIRST_SYSTEM, said(("system", "a"), ("system", "b"), ("user", "c")), 2, "system"),
         (FIRST_SYSTEM, said(("system", "a"), ("user", "b"), ("system", "c"), ("user", "d")), 3, "system"),
         # The last stands in the place of all of them.
         (LAST_SYSTEM, said(("user", "a"), ("system", "b"), ("user", "c"), ("system", "d"), ("user", "e")), 2, "system"),

@@ -130,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _outcomes(options: argparse.Namespace, folder: Path) -> dict[str, Outcomes]:
     """Return how the cases ended at each server, from an earlier report where the options say so."""
-    groups = [scope.IN_SCOPE, *options.groups]
+    groups = [scope.IN_SCOPE]
     outcomes: dict[str, Outcomes] = {}
     for server in options.servers:
         if server.name in options.reuse:
@@ -166,7 +166,6 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME=PATH",
         help="llama-server=PATH or paceline=PYTHON; others are compared with the first",
     )
-    parser.add_argument("--group", dest="groups", action="append", default=[], choices=scope.TO_COME)
     parser.add_argument("--case", dest="cases", action="append", help="run this case alone; repeat for more")
     parser.add_argument("--asked", action="store_true", help="ask requests of our own as pairs, and run no case")
     parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="leave pairs of requests out")

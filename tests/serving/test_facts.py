@@ -27,6 +27,8 @@ ROUTES: Final = {
     "/v1/messages": {"post"},
     "/v1/messages/count_tokens": {"post"},
     "/v1/chat/completions/input_tokens": {"post"},
+    "/v1/responses": {"post"},
+    "/v1/responses/input_tokens": {"post"},
     "/v1/chat/completions/control": {"post"},
     "/tokenize": {"post"},
     "/detokenize": {"post"},
@@ -170,7 +172,7 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
         gate.open()
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/v1/responses", "/slots/0"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/slots/0"])
 def test_routes_of_others_are_not_found_in_words(server: Hosted, path: str) -> None:
     # OpenAI's clients would try status 501 again, twice.
     error = server.refusal(path, {}, 404)
@@ -253,7 +255,7 @@ def test_aliases_answer_like_the_routes_themselves(server: Hosted) -> None:
         response = server.post(path, {}) if post else server.get(path)
         assert response.status_code in (200, 400), path
         if response.status_code == 400:
-            assert response.json()["error"]["param"] in ("prompt", "input_prefix", "messages", "id")
+            assert response.json()["error"]["param"] in ("prompt", "input_prefix", "messages", "input", "id")
 
 
 @pytest.mark.parametrize(

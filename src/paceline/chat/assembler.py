@@ -66,12 +66,14 @@ class AnswerBlock:
     Attributes:
         kind: of its text.
         texts: its text, of a call the arguments, as it came.
+        logprobs: of content, those of the tokens that ended in it, where they were asked for.
         call_id: of a call.
         name: of the function that is called.
     """
 
     kind: PartKind | Literal["call"]
     texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     call_id: str = ""
     name: str = ""
 
@@ -269,6 +271,7 @@ class AnswerAssembler:
 
     def _keep(self, segments: Sequence[TextSegment], parts: Sequence[AnswerEvent]) -> None:
         self._written += [segment.text for segment in segments]
+        ends_in: AnswerBlock | None = None
         for part in parts:
             if isinstance(part, CallStarted):
                 self.blocks.append(AnswerBlock("call", call_id=part.call_id, name=part.name))
@@ -276,8 +279,11 @@ class AnswerAssembler:
                 if not self.blocks or self.blocks[-1].kind != part.kind:
                     self.blocks.append(AnswerBlock(part.kind))
                 self.blocks[-1].texts.append(part.segment.text)
+                ends_in = self.blocks[-1] if part.kind == "content" else ends_in
             else:
                 self._calls[part.index].texts.append(part.text)
+        if ends_in is not None:
+            ends_in.logprobs += self._unsent_logprobs
 
     def _event(self, parts: Sequence[AnswerEvent]) -> TokenEvent:
         event = TokenEvent(parts, self._unsent_ids, self._unsent_logprobs, self.num_tokens, self._unsent_sources)

@@ -95,10 +95,13 @@ class ChatPromptBuilder:
                         error.field = error.field or field
                 raise
 
-        merges = _drops_system(read[:-1] if continues else read, write_out)
+        begins = read[:-1] if continues else read
+        in_form = next(
+            (form for form in (list, _join_system) if not _drops_system(form(begins), write_out)), _merge_system
+        )
 
         def render(conversation: Sequence[Message]) -> MarkedText:
-            return write_out(_merge_system(conversation) if merges else conversation)
+            return write_out(in_form(conversation))
 
         def begin(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
             if not continues:
@@ -330,7 +333,7 @@ def _find_switches(template: ChatTemplate) -> list[str]:
 
 
 def _drops_system(messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> bool:
-    """Return whether a template has no place for what the system says at the beginning of a conversation.
+    """Return whether a template has no place for some of what the system says at the beginning of a conversation.
 
     Of some it depends on the conversation: they write it beside tools alone, or before the last message if that is a
     user's.
@@ -342,12 +345,18 @@ def _drops_system(messages: Sequence[Message], render: Callable[[Sequence[Messag
         text = render(messages)
     except InputError:
         return True
-    if not any(map(_has_text, messages[:first])):
-        return False
-    try:
-        return text == render(messages[first:])
-    except InputError:
-        return False
+    for number in range(first):
+        if _has_text(messages[number]):
+            with contextlib.suppress(InputError):
+                if text == render([*messages[:number], *messages[number + 1 :]]):
+                    return True
+    return False
+
+
+def _join_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages with all that the system says at the beginning in one of them."""
+    first = count_leading(messages)
+    return [_join(messages[:first], messages[0]), *messages[first:]] if first > 1 else messages
 
 
 def _merge_system(messages: Sequence[Message]) -> Sequence[Message]:
@@ -355,11 +364,16 @@ def _merge_system(messages: Sequence[Message]) -> Sequence[Message]:
     first = count_leading(messages)
     if not 0 < first < len(messages):
         return messages
-    parts = [part for message in messages[: first + 1] for part in _content_parts(message)]
+    return [_join(messages[: first + 1], messages[first]), *messages[first + 1 :]]
+
+
+def _join(messages: Sequence[Message], into: Message) -> dict[str, Any]:
+    """Return one of some messages with what all of them say."""
+    parts = [part for message in messages for part in _content_parts(message)]
     content: Any = parts
-    if isinstance(messages[first].get("content", ""), str):
+    if isinstance(into.get("content", ""), str):
         content = "\n".join(part["text"] for part in parts)
-    return [{**messages[first], "content": content}, *messages[first + 1 :]]
+    return {**into, "content": content}
 
 
 def _content_parts(message: Message) -> list[dict[str, Any]]:

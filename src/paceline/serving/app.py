@@ -66,6 +66,7 @@ from paceline.serving.prompts import (
     tokens_to_text,
 )
 from paceline.serving.props import list_anthropic_models, server_props
+from paceline.serving.responses_request import read_response_request
 from paceline.serving.schema import (
     ERROR_RESPONSES,
     ChatBody,
@@ -74,6 +75,7 @@ from paceline.serving.schema import (
     DetokenizeBody,
     InfillBody,
     MessagesBody,
+    ResponsesBody,
     TemplateBody,
     TokenizeBody,
     describe_body,
@@ -200,6 +202,7 @@ _Completion = Annotated[CompletionBody, Depends(read_body_as(CompletionBody))]
 _Infill = Annotated[InfillBody, Depends(read_body_as(InfillBody))]
 _Chat = Annotated[ChatBody, Depends(read_body_as(ChatBody))]
 _Messages = Annotated[MessagesBody, Depends(read_body_as(MessagesBody))]
+_Responses = Annotated[ResponsesBody, Depends(read_body_as(ResponsesBody))]
 _Control = Annotated[ControlBody, Depends(read_body_as(ControlBody))]
 _Tokenize = Annotated[TokenizeBody, Depends(read_body_as(TokenizeBody))]
 _Detokenize = Annotated[DetokenizeBody, Depends(read_body_as(DetokenizeBody))]
@@ -208,11 +211,13 @@ _Template = Annotated[TemplateBody, Depends(read_body_as(TemplateBody))]
 _NOT_OFFERED: Final = {
     "embeddings": ("/embedding", "/embeddings", "/v1/embeddings"),
     "reranking": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
-    "the Responses API: use /v1/chat/completions": ("/v1/responses", "/responses"),
     "adapters": ("/lora-adapters",),
     "slot files: what was read is kept in memory": ("/slots/{number}",),
+    "stored responses: nothing is stored": ("/v1/responses/{name:path}", "/responses/{name:path}"),
 }
 """Routes of llama-server that this one does not have, so that clients are told."""
+
+ConversationBody: TypeAlias = ChatBody | MessagesBody | ResponsesBody
 
 _MAX_TOKENIZED: Final = 2 << 20
 """Bytes of a text for ``/tokenize``: no call of a tokenizer can be stopped, and at worst these take some seconds."""
@@ -238,6 +243,9 @@ class Handlers:
             Route(_POST, ("/v1/chat/completions", "/chat/completions"), self.chat, "Answer a conversation"),
             Route(_POST, ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), self.input_tokens,
                   "Count the tokens of a conversation"),
+            Route(_POST, ("/v1/responses", "/responses"), self.responses, "Answer a conversation, as items"),
+            Route(_POST, ("/v1/responses/input_tokens", "/responses/input_tokens"), self.response_tokens,
+                  "Count the tokens of a conversation of items"),
             Route(_POST, ("/v1/chat/completions/control", "/chat/completions/control"), self.control,
                   "End the reasoning of an answer that is being written"),
             Route(_POST, ("/v1/messages",), self.messages, "Answer a conversation, as Anthropic"),
@@ -289,8 +297,13 @@ class Handlers:
         return await self._converse(request, body, "chat")
 
     async def input_tokens(self, request: Request, body: _Chat) -> dict[str, Any]:
-        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, "chat", counts=True))
-        return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+        return await self._count_tokens(request, body, "chat")
+
+    async def responses(self, request: Request, body: _Responses) -> Response:
+        return await self._converse(request, body, "responses")
+
+    async def response_tokens(self, request: Request, body: _Responses) -> dict[str, Any]:
+        return await self._count_tokens(request, body, "responses")
 
     async def messages(self, request: Request, body: _Messages) -> Response:
         return await self._converse(request, body, "messages")
@@ -412,7 +425,11 @@ class Handlers:
         generation, prompts = await cancel_on_disconnect(request, self._prepare_completions(request, body, api))
         return await self._server.answer(request, generation, prompts)
 
-    async def _converse(self, request: Request, body: ChatBody | MessagesBody, api: Api) -> Response:
+    async def _count_tokens(self, request: Request, body: ConversationBody, api: Api) -> dict[str, Any]:
+        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, api, counts=True))
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+
+    async def _converse(self, request: Request, body: ConversationBody, api: Api) -> Response:
         generation, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, api))
         if generation.stream and prompt.reasoning_format == "deepseek-legacy":
             raise FieldError("reasoning_format", "deepseek-legacy cannot be streamed: take deepseek, or stream false")
@@ -425,7 +442,7 @@ class Handlers:
     async def _read(
         self,
         request: Request,
-        body: CompletionBody | ChatBody | MessagesBody,
+        body: CompletionBody | ConversationBody,
         api: Api,
         conversation: Conversation | None = None,
     ) -> GenerationRequest:
@@ -477,13 +494,9 @@ class Handlers:
         return generation, [prompt]
 
     async def _prepare_chat(
-        self, request: Request, body: ChatBody | MessagesBody, api: Api, *, counts: bool = False
+        self, request: Request, body: ConversationBody, api: Api, *, counts: bool = False
     ) -> tuple[GenerationRequest, PreparedPrompt]:
-        if isinstance(body, MessagesBody):
-            kind, num_items = await _reading_kind(request, body.messages), len(await request.body()) // _BYTES_AN_ITEM
-            conversation = await self._share(request).offload(kind, lambda: read_messages(body), num_items=num_items)
-        else:
-            conversation = Conversation(body.messages, body.tools)
+        conversation = await self._read_conversation(request, body)
         with renaming_fields(conversation.names):
             generation = await self._read(request, body, api, conversation)
             # The template tells of the tools even where none may be called, as a history of calls is read with them.
@@ -498,6 +511,17 @@ class Handlers:
                 tools=told,
                 offered=generation.tools,
             )
+
+    async def _read_conversation(self, request: Request, body: ConversationBody) -> Conversation:
+        if isinstance(body, ChatBody):
+            return Conversation(body.messages, body.tools)
+        read: Callable[[], Conversation]
+        if isinstance(body, MessagesBody):
+            items, read = body.messages, lambda: read_messages(body)
+        else:
+            items, read = body.input, lambda: read_response_request(body)
+        num_items = len(await request.body()) // _BYTES_AN_ITEM
+        return await self._share(request).offload(await _reading_kind(request, items), read, num_items=num_items)
 
     async def _answer_in_thread(self, request: Request, answer: Callable[[], bytes]) -> Response:
         """Answer about texts that may be as long as bodies: also the answer is written in a thread."""

@@ -46,6 +46,8 @@ _TYPES: Final[Mapping[str, str]] = {
 }
 """What ``thinking.type`` may be."""
 
+_TRUNCATES: Final[Mapping[str | None, bool]] = {"auto": True, "disabled": False}
+
 
 def read_chat_params(body: ChatSettings, defaults: ChatParams) -> tuple[ChatParams, dict[str, str]]:
     """Return how a conversation is written, and the names of the fields that say so, by the option.
@@ -108,6 +110,8 @@ def _iter_settings(body: ChatSettings) -> Iterator[tuple[str, str, Any]]:
     yield "output_config.effort", "reasoning_effort", output_config.get("effort") or None
     yield "reasoning_budget_tokens", "reasoning_budget", body.reasoning_budget_tokens
     yield "thinking_budget_tokens", "reasoning_budget", body.thinking_budget_tokens
+    # Of the Responses API.
+    yield "truncation", "forget", _TRUNCATES.get(getattr(body, "truncation", None))
     for name in ("reasoning_format", "add_generation_prompt", "continue_final_message"):
         yield name, name, getattr(body, name, None)
 

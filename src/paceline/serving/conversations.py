@@ -23,6 +23,7 @@ class Conversation:
         names: of fields of the request by those of a chat, for errors.
         merges: whether messages may be put together where the model's template takes no others.
         warnings: what the client ought to know of what became of its fields.
+        own: what else the formatter of that API has to know of the request.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -32,6 +33,7 @@ class Conversation:
     names: Mapping[str, str] = field(default_factory=dict)
     merges: bool = False
     warnings: tuple[str, ...] = ()
+    own: Any = None
 
 
 class MessageWriter:

@@ -43,10 +43,14 @@ def error_body(status: int, message: str, kind: str, param: str | None = None) -
 
 
 class FieldError(InputError):
-    """A field of a request cannot be used; ``field`` is the name that the request has for it."""
+    """A field of a request cannot be used; ``field`` is the name that the request has for it.
 
-    def __init__(self, field: str, message: str) -> None:
+    ``code`` stands in the place of the status where clients act on it.
+    """
+
+    def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
         super().__init__(message, field=field)
+        self.code = code
 
 
 @contextlib.contextmanager
@@ -228,6 +232,8 @@ def status_and_body(error: BaseException) -> tuple[int, dict[str, Any]]:
         _log.error("a request ended by an error of the model's file: %s", error)
         message = "the model's chat template cannot be used; the server's log says why"
     body = error_body(status, message, kind, param)
+    if isinstance(error, FieldError) and error.code is not None:
+        body["error"]["code"] = error.code
     if isinstance(error, ContextLengthError) and error.num_tokens is not None:
         body["error"] |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_length}
     return status, body

@@ -103,7 +103,7 @@ HARMLESS: Final[frozenset[str]] = frozenset(
     {
         # who asks, and for what purpose
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"),
-        *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity"),
+        *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity", "client_metadata"),
         *("inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics", "billing_policy", "fallbacks"),
         *("fallback_credit_token", "betas", "anthropic_beta", "anthropic_version", "cache_control", "container"),
         # how it is computed
@@ -183,6 +183,27 @@ _BLOCK: Final[Mapping[str, Known]] = dict.fromkeys(
 )
 """What is known within a block of Anthropic's messages."""
 
+_PARTS: Final[Known] = [
+    {
+        **dict.fromkeys(("type", "text", "annotations", "logprobs", "refusal", "id", "prompt_cache_breakpoint")),
+        # Parts that are no text are refused by their type.
+        **dict.fromkeys(("image_url", "detail", "file_id", "file_data", "file_url", "filename", "input_audio")),
+    }
+]
+"""What is known within the contents of items of the Responses API."""
+
+_FUNCTION: Final = {
+    **dict.fromkeys(("type", "name", "description", "parameters", "strict", "format", "function", "tools")),
+    # of how OpenAI runs a function, or of tools that are left out and named
+    **dict.fromkeys(("defer_loading", "output_schema", "allowed_callers", "async", "execution", "output_format")),
+    **dict.fromkeys(("filters", "user_location", "search_context_size", "search_content_types", "vector_store_ids")),
+    **dict.fromkeys(("external_web_access", "index_gated_web_access", "container", "max_num_results", "environment")),
+    **dict.fromkeys(("server_label", "server_url", "server_description", "headers", "authorization", "connector_id")),
+    **dict.fromkeys(("allowed_tools", "require_approval", "ranking_options", "size", "quality", "background")),
+    **dict.fromkeys(("display_width", "display_height", "image_generation", "model", "action", "moderation")),
+}
+"""What is known within a tool of the Responses API."""
+
 _WITHIN_OF: Final[Mapping[str, Mapping[str, Known]]] = {
     "messages": {
         "messages": [{"role": None, "content": [{**_BLOCK, "content": [_BLOCK]}]}],
@@ -201,7 +222,24 @@ _WITHIN_OF: Final[Mapping[str, Mapping[str, Known]]] = {
         "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
         "output_config": {"effort": None, "format": dict.fromkeys(("type", "schema", "name"))},
         "output_format": dict.fromkeys(("type", "schema", "name")),
-    }
+    },
+    "responses": {
+        "input": [
+            {
+                **dict.fromkeys(("type", "role", "id", "status", "phase", "call_id", "name", "namespace", "arguments")),
+                **dict.fromkeys(("input", "encrypted_content", "caller", "async", "created_by", "metadata")),
+                # of items that are left out and named
+                **dict.fromkeys(("action", "queries", "results", "code", "outputs", "container_id", "result", "error")),
+                **dict.fromkeys(("server_label", "tools", "operation", "pending_safety_checks", "max_output_length")),
+                **dict.fromkeys(("content", "output", "summary"), _PARTS),
+            }
+        ],
+        "text": {
+            "verbosity": None,
+            "format": dict.fromkeys(("type", "name", "description", "schema", "strict", "json_schema")),
+        },
+        "tools": [_FUNCTION],
+    },
 }
 """As :data:`_WITHIN`, of APIs that have other fields, or that have other things in fields of these names."""
 

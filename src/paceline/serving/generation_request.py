@@ -27,7 +27,15 @@ from paceline.serving.chat_request import OfferedTools, read_tools, unread_setti
 from paceline.serving.conversations import Conversation
 from paceline.serving.errors import FieldError, in_names_of
 from paceline.serving.fields import Named, check_known, unknown_within
-from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, MessagesBody, Speculative, as_whole
+from paceline.serving.schema import (
+    MAX_TEXTS,
+    ChatBody,
+    CompletionBody,
+    MessagesBody,
+    ResponsesBody,
+    Speculative,
+    as_whole,
+)
 
 Api: TypeAlias = Literal["native", "completions", "chat", "responses", "messages"]
 """Whose fields a request has: llama-server's ``/completion``, OpenAI's completions, chat completions or responses, or
@@ -35,6 +43,11 @@ Anthropic's messages."""
 
 _CHATS: Final[frozenset[Api]] = frozenset({"chat", "responses", "messages"})
 """Those whose answer is a message of a conversation."""
+
+_ONE_ANSWER: Final[frozenset[Api]] = frozenset({"responses", "messages"})
+"""Those whose answers have no list of choices."""
+
+_LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
 
 DEFAULT_TOP_LOGPROBS: Final = 20
 """Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
@@ -45,7 +58,7 @@ _MAX_STEPS: Final = 64
 _MAX_NAMED: Final = 16
 """Unknown fields that a warning names."""
 
-_LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
+_LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_output_tokens", "max_tokens")
 """Names of the most tokens to generate; the first that is given counts, as in llama-server."""
 
 _DEFAULT_LENGTHS: Final[Mapping[Api, int]] = {"messages": 4096}
@@ -82,7 +95,7 @@ _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
     "return_token_ids": ("completions", "chat"),
     "return_tokens_as_token_ids": ("completions", "chat"),
     "response_fields": ("native",),
-    "stream_options": ("completions", "chat"),
+    "stream_options": ("completions", "chat", "responses"),
 }
 """Fields that have an effect on some routes only."""
 
@@ -165,7 +178,7 @@ class GenerationRequest:
 
 
 def read_generation_request(
-    body: CompletionBody | ChatBody | MessagesBody,
+    body: CompletionBody | ChatBody | MessagesBody | ResponsesBody,
     api: Api,
     *,
     model: Model,
@@ -202,7 +215,8 @@ def read_generation_request(
         options["prediction"] = _read_prediction(given["prediction"])
     bias_ids, bias_texts = read_biases(given.get("logit_bias"))
     reads_only, length = _read_length(given)
-    names["max_tokens"] = next((name for name in _LENGTHS if name in given), "max_tokens")
+    usual_length = "max_output_tokens" if api == "responses" else "max_tokens"
+    names["max_tokens"] = next((name for name in _LENGTHS if name in given), usual_length)
     if length is not None:
         options["max_tokens"] = length
     elif options.get("max_tokens") is None:
@@ -213,11 +227,12 @@ def read_generation_request(
     if samplers is not None:
         options.update(_sampler_options(samplers))
         names["order"] = "samplers"
-    num_choices = _read_num_choices(given, settings.max_choices)
+    num_choices = _read_num_choices(given, api, settings.max_choices)
     num_logprobs = _read_num_logprobs(given, api)
     if num_logprobs is not None:
         options["logprobs"] = num_logprobs
-        names["logprobs"] = next(name for name in ("top_logprobs", "logprobs", "n_probs") if name in given)
+        named_by = ("top_logprobs", "logprobs", "n_probs", "include")
+        names["logprobs"] = next(name for name in named_by if name in given)
         options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
     echo = bool(given.get("echo"))
     num_prompt_logprobs = given.get("prompt_logprobs")
@@ -450,9 +465,11 @@ def _sampler_options(names: Sequence[str]) -> GenerateOptions:
     return cast("GenerateOptions", options)
 
 
-def _read_num_choices(given: Mapping[str, Any], most: int) -> int:
+def _read_num_choices(given: Mapping[str, Any], api: Api, most: int) -> int:
     name = "n_cmpl" if "n_cmpl" in given else "n"
     count = given.get(name, 1)
+    if count != 1 and api in _ONE_ANSWER:
+        raise FieldError(name, f"{name} is {count}: this API has one answer; use /v1/chat/completions for more")
     if not 1 <= count <= most:
         raise FieldError(
             name, f"{name} is {count}: give a number from 1 to {most}, or start the server with a larger `max_choices`"
@@ -463,7 +480,10 @@ def _read_num_choices(given: Mapping[str, Any], most: int) -> int:
 def _read_num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
     """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
     logprobs = given.get("logprobs")
-    if api in _CHATS:
+    if api == "responses":
+        if _LOGPROBS_INCLUDED in given.get("include", ()):
+            return int(given.get("top_logprobs", 0))
+    elif api in _CHATS:
         if given.get("top_logprobs") and not logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
         if logprobs:
@@ -551,10 +571,10 @@ def read_constraint(given: Mapping[str, Any]) -> Named | None:
 
 
 def _find_constraints(given: Mapping[str, Any]) -> Iterator[Named]:
-    if "response_format" in given:
-        source = _response_format(given["response_format"])
+    for name, described in (("response_format", given.get("response_format")), ("text.format", _text_format(given))):
+        source = _response_format(described, name) if described is not None else None
         if source is not None:
-            yield Named("response_format", source)
+            yield Named(name, source)
     for name, make in _FIELDS.items():
         if name in given and given[name] != "":
             yield Named(name, _make_source(name, make, given[name]))
@@ -565,13 +585,23 @@ def _find_constraints(given: Mapping[str, Any]) -> Iterator[Named]:
             yield Named(field, _make_source(field, make, outputs[key]))
 
 
-def _response_format(given: Mapping[str, Any]) -> Source | None:
+def _text_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what the Responses API says of an answer's form, as the field of chats has it."""
+    described = given.get("text", {}).get("format")
+    if described is None:
+        return None
+    if not isinstance(described, dict):
+        raise FieldError("text.format", f"text.format is {shown(described)}: give an object with a type")
+    return {"type": described.get("type"), "json_schema": described} if "schema" in described else described
+
+
+def _response_format(given: Mapping[str, Any], field: str) -> Source | None:
     has_schema = any(given.get(name) is not None for name in ("schema", "json_schema"))
     kind = given.get("type", "text")
     # A schema that is not read is not what the client thinks.
     if has_schema and (kind in ("text", None) or (kind == "json_object" and given.get("schema") is None)):
         has = f"type {shown(kind)}" if "type" in given else "no type"
-        raise FieldError("response_format", f'response_format has {has} and a schema: give it the type "json_schema"')
+        raise FieldError(field, f'{field} has {has} and a schema: give it the type "json_schema"')
     if kind in ("text", None):
         return None
     schema, strict = given.get("schema"), True
@@ -583,16 +613,18 @@ def _response_format(given: Mapping[str, Any]) -> Source | None:
             strict = described.get("strict") is not False
         if schema is None:
             raise FieldError(
-                "response_format",
-                'response_format of type "json_schema" has no schema: put it in response_format.json_schema.schema',
+                field,
+                f'{field} of type "json_schema" has no schema: put it in {_PLACES_OF_SCHEMAS[field]}',
             )
     elif kind != "json_object":
-        raise FieldError(
-            "response_format", f'response_format has type {shown(kind)}: give "text", "json_object" or "json_schema"'
-        )
-    return (
-        JsonObject() if schema is None else _make_source("response_format", partial(JsonSchema, strict=strict), schema)
-    )
+        raise FieldError(field, f'{field} has type {shown(kind)}: give "text", "json_object" or "json_schema"')
+    return JsonObject() if schema is None else _make_source(field, partial(JsonSchema, strict=strict), schema)
+
+
+_PLACES_OF_SCHEMAS: Final = {
+    "response_format": "response_format.json_schema.schema",
+    "text.format": "text.format.schema",
+}
 
 
 def _make_source(field: str, make: Callable[[Any], Source], value: Any) -> Source:

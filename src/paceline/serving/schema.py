@@ -40,6 +40,8 @@ from paceline.serving.work import Kind, Work
 
 _EXAMPLE_TEXT: Final = "def fibonacci(n):"
 
+_INPUT: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+
 
 def as_whole(value: Any) -> Any:
     """Return a number without fraction as a whole one: clients written in JavaScript have one kind of number."""
@@ -291,6 +293,34 @@ class MessagesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
     reasoning_format: str | None = Field(None, description="Where reasoning comes back.")
 
 
+class ResponsesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
+    """A conversation to go on with, as OpenAI's Responses API has it."""
+
+    input: Annotated[Any, WithJsonSchema(_INPUT)] = Field(
+        ..., description="What a user says, or the items of a conversation.", examples=["Hello"]
+    )
+    instructions: str | None = Field(None, description="What the system says before all else.")
+    tools: Objects | None = Field(None, description="Functions that the model may call; other tools are left out.")
+    tool_choice: Any = Field(None, description="none, auto, required, or the function that has to be called.")
+    parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls.")
+    max_output_tokens: Whole | None = Field(None, description="Most tokens to generate, reasoning included.")
+    text: Object | None = Field(None, description="What the answer is: a format, with a schema where it has one.")
+    include: Texts | None = Field(
+        None, description="message.output_text.logprobs and reasoning.encrypted_content are sent where they are named."
+    )
+    top_logprobs: Whole | None = Field(None, description="How many likely tokens to list beside each.")
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="Whether the oldest turns are left out of a conversation that is longer than the context."
+    )
+    metadata: Object | None = Field(None, description="Said again in the answer.")
+    max_tool_calls: Whole | None = Field(None, description="Taken: it counts calls of tools that OpenAI runs.")
+    store: bool | None = Field(None, description="Taken: nothing is stored.")
+    background: bool | None = Field(None, description="Refused where it is true.")
+    previous_response_id: str | None = Field(None, description="Refused: nothing is stored.")
+    conversation: Any = Field(None, description="Refused: nothing is stored.")
+    prompt: Any = Field(None, description="Refused: there are no stored prompts.")
+
+
 class TokenizeBody(_Body):
     """A text to turn into tokens."""
 
@@ -396,7 +426,8 @@ def _field_error(error: ValidationError) -> FieldError:
 
 
 _BODIES: Final = (
-    *(ChatBody, CompletionBody, ControlBody, DetokenizeBody, InfillBody, MessagesBody, TemplateBody, TokenizeBody),
+    *(ChatBody, CompletionBody, ControlBody, DetokenizeBody, InfillBody, MessagesBody, ResponsesBody),
+    *(TemplateBody, TokenizeBody),
 )
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {

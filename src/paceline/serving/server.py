@@ -32,6 +32,7 @@ from paceline.serving.response_formats.chat import ChatFormatter
 from paceline.serving.response_formats.completions import CompletionFormatter
 from paceline.serving.response_formats.messages import MessagesFormatter
 from paceline.serving.response_formats.native import NativeFormatter
+from paceline.serving.response_formats.responses import ResponsesFormatter
 from paceline.serving.security import get_namespace
 from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Shares, Work
 
@@ -49,6 +50,7 @@ _FORMATTERS: Final[dict[Api, type[ResponseFormatter]]] = {
     "completions": CompletionFormatter,
     "chat": ChatFormatter,
     "messages": MessagesFormatter,
+    "responses": ResponsesFormatter,
 }
 
 
@@ -226,7 +228,8 @@ class Server:
             raise FieldError(
                 generation.names.get("logprobs", "logprobs"),
                 f"{each} log-probabilities a token for {answers} {max(lengths)} tokens come to {listed:,}, and at most "
-                f"{most:,} are taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
+                f"{most:,} are taken: ask for fewer, set a smaller "
+                f"{generation.names.get('max_tokens', 'max_tokens')}, or start the server with a larger "
                 "`max_answer_logprobs`",
             )
         return listed

@@ -47,6 +47,8 @@ class ResponseFormatter(ABC):
         self.request = answer.request
         self.vocabulary = answer.served.model.target.vocabulary
         self._begun: set[int] = set()
+        # Of the next event, where events have numbers.
+        self._number = 0
         # By choice and kind of text.
         self._frames: dict[tuple[int, PartKind], list[bytes] | None] = {}
         request = answer.request
@@ -108,7 +110,13 @@ class ResponseFormatter(ABC):
                 frame = self._frame(choice, kind)
                 if frame is None:
                     return None
-                found += (frame[0], encode_basestring(text).encode(), frame[1])
+                written = encode_basestring(text).encode()
+                if len(frame) == 3:
+                    # Of an event with a number.
+                    found += (frame[0], b"%d" % self._number, frame[1], written, frame[2])
+                    self._number += 1
+                    continue
+                found += (frame[0], written, frame[1])
                 if len(frame) > 2:
                     token_ids = ",".join(map(str, event.token_ids))
                     found += (token_ids.encode(), frame[2], b"%d" % event.num_tokens, frame[3])
@@ -122,7 +130,7 @@ class ResponseFormatter(ABC):
         return [("content", event.text)]
 
     def _frame(self, choice: Choice, kind: PartKind) -> list[bytes] | None:
-        """Return what a chunk has around its text, and around ids and number of its tokens where it has them."""
+        """Return what a chunk has around its text, and around a number before it or ids and number of its tokens."""
         key = choice.number, kind
         if key not in self._frames:
             place: Any = PLACE
