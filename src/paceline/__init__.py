@@ -37,6 +37,8 @@ __all__ = [
     "DraftOptions",
     "DraftTree",
     "Drafter",
+    "Embedder",
+    "EmbeddingEngine",
     "Emission",
     "Engine",
     "EngineCapabilities",
@@ -83,6 +85,7 @@ __all__ = [
     "from_environment",
     "from_hub",
     "load",
+    "load_embedder",
 ]
 
 TYPE_CHECKING = False  # type checkers take the name for true; importing typing would take as long as all the rest
@@ -121,7 +124,16 @@ if TYPE_CHECKING:
     from paceline.core.tree import ROOT, DraftTree, Evidence
     from paceline.core.vocabulary import Vocabulary
     from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob, TargetRows
-    from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, ForwardOutput, SavedSequence, Step
+    from paceline.embedder import Embedder, load_embedder
+    from paceline.engines.base import (
+        COMMITTED_END,
+        EmbeddingEngine,
+        Engine,
+        EngineCapabilities,
+        ForwardOutput,
+        SavedSequence,
+        Step,
+    )
     from paceline.engines.options import DraftOptions, ModelOptions
     from paceline.environment import Environment, from_environment
     from paceline.models.hub.fetch import from_hub
@@ -166,8 +178,10 @@ else:
         "paceline.core.tree": ("ROOT", "DraftTree", "Evidence"),
         "paceline.core.vocabulary": ("Vocabulary",),
         "paceline.drafters.base": ("Commit", "DraftBudget", "DraftJob", "Drafter", "TargetRows"),
+        "paceline.embedder": ("Embedder", "load_embedder"),
         "paceline.engines.base": (
             "COMMITTED_END",
+            "EmbeddingEngine",
             "Engine",
             "EngineCapabilities",
             "ForwardOutput",

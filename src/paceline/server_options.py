@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import get_args
 
 from paceline.core.errors import InputError, blame
-from paceline.core.fields import Flag, Option, setting, take_values
+from paceline.core.fields import Flag, Option, same, setting, take_values
+from paceline.engines.base import Pooling
 from paceline.sizes import parse_bytes
 
 _SERVER = functools.partial(Flag, panel="Server")
@@ -37,6 +39,12 @@ class ServerOptions:
         infill_tokens: most tokens around a gap that ``/infill`` has the model read: three quarters before it, a quarter
             behind; half of the context where that has no more.
         spm_infill: whether ``/infill`` puts what is behind a gap first.
+        embedding: whether any model turns texts into vectors, instead of writing some. A model that was made for it
+            does so in any case.
+        reranking: whether any model scores documents by a query.
+        pooling: how the vectors of a text's tokens become one; ``None`` is what the model was made for.
+        embd_normalize: the norm that vectors are divided by where a request does not say it: -1 none, 0 the largest
+            number, 1 the sum of absolute values, 2 the Euclidean one.
         strict_fields: refuse requests with fields that nobody knows, instead of naming the fields in a warning.
         kv_unified: whether each request may have the whole context, and all share its room; else each has its part.
             ``None`` is yes where the number of requests is not given.
@@ -129,6 +137,24 @@ class ServerOptions:
     )
     spm_infill: bool = setting(
         False, Option("truth"), _SERVER("--spm-infill", "Have /infill put what is behind a gap first.")
+    )
+    embedding: bool = setting(
+        False,
+        Option("truth"),
+        _SERVER("--embedding --embeddings", "Turn texts into vectors, by a model that was made to write some, too."),
+    )
+    reranking: bool = setting(
+        False, Option("truth"), _SERVER("--reranking --rerank", "Put documents in the order of what a query asks for.")
+    )
+    pooling: Pooling | None = setting(
+        None,
+        Option("choice", optional=True, words=same(get_args(Pooling))),
+        _SERVER("--pooling", "How a text's vectors become one. [dim]\\[as the model was made][/dim]"),
+    )
+    embd_normalize: int = setting(
+        2,
+        Option("whole", low=-1, high=100, way_out="-1 leaves vectors as they are"),
+        _SERVER("--embd-normalize", "Norm of vectors: -1 none, 0 largest number, 1 taxicab, 2 Euclidean."),
     )
     strict_fields: bool = setting(
         False,
@@ -231,6 +257,11 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         take_values(self)
+        if self.reranking and self.pooling not in (None, "rank"):
+            raise InputError(
+                f"`pooling` {self.pooling} gives no scores, and `reranking` asks for them: leave out one of them",
+                field="pooling",
+            )
         if not self.host:
             raise InputError("no address to listen on: give one with `host`, such as 127.0.0.1", field="host")
         object.__setattr__(self, "prefix", self.prefix.rstrip("/"))

@@ -11,11 +11,21 @@ import pytest
 VOCABULARY_SIZE = 96
 """Of the models that :func:`write_model` makes."""
 
+MEAN, RANK = 1, 4
+"""GGUF's numbers of kinds of pooling."""
+
 BYTE_VOCABULARY_SIZE = 300
 """Of those with a token for every byte."""
 
 
-def write_model(path: Path, architecture: str, seed: int = 0, tokenizer: str | None = None, **flags: bool) -> Path:
+def write_model(
+    path: Path,
+    architecture: str,
+    seed: int = 0,
+    tokenizer: str | None = None,
+    pooling: int | None = None,
+    **flags: bool,
+) -> Path:
     """Write a random model of a few layers; weights large enough that every token matters.
 
     Args:
@@ -24,6 +34,7 @@ def write_model(path: Path, architecture: str, seed: int = 0, tokenizer: str | N
         seed: of the weights.
         tokenizer: GGUF's name of a kind for :func:`add_tokenizer`, or ``"bytes"`` for one token a byte, with a
             vocabulary of :data:`BYTE_VOCABULARY_SIZE`; ``None`` for a model without one.
+        pooling: GGUF's number of how an encoder's vectors become one: 1 is their mean, 4 a score.
         flags: as ``add_eos_token``.
     """
     gguf = pytest.importorskip("gguf")
@@ -164,8 +175,30 @@ def write_model(path: Path, architecture: str, seed: int = 0, tokenizer: str | N
                     f"blk.{layer}.ssm_a": (inner, state),
                     f"blk.{layer}.ssm_out.weight": (width, inner),
                 }
+        case "bert":  # an encoder
+            writer.add_head_count(heads)
+            writer.add_causal_attention(False)
+            writer.add_token_type_count(2)
+            tensors["token_types.weight"] = (2, width)
+            tensors["position_embd.weight"] = (256, width)
+            norms = {"token_embd_norm.weight": (width,), "token_embd_norm.bias": (width,)}
+            for layer in range(layers):
+                attention(layer, heads)
+                feed_forward(layer)
+                del tensors[f"blk.{layer}.ffn_gate.weight"]
+                for name, size in (("attn_q", width), ("attn_k", width), ("attn_v", width), ("ffn_up", wide)):
+                    tensors[f"blk.{layer}.{name}.bias"] = (size,)
+                for name in ("attn_output", "ffn_down"):
+                    tensors[f"blk.{layer}.{name}.bias"] = (width,)
+                for name in ("attn_output_norm", "layer_output_norm"):
+                    norms |= {f"blk.{layer}.{name}.{part}": (width,) for part in ("weight", "bias")}
+            if pooling == RANK:
+                tensors |= {"cls.weight": (width, width), "cls.bias": (width,)}
+                tensors |= {"cls.output.weight": (1, width), "cls.output.bias": (1,)}
         case _:
             pass  # the architecture alone is the point
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
     writer.add_block_count(layers)
     for name, shape in tensors.items():
         scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])

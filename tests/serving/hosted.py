@@ -25,7 +25,7 @@ from paceline.serving.answering import Answer
 from paceline.serving.app import create_app
 from paceline.serving.connections import AcceptingServer, socket_options
 from paceline.serving.deployment import bind, server_url
-from paceline.serving.model_host import ModelHost, ServedModel
+from paceline.serving.model_host import ModelHost, Served, ServedModel
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from tests.chat.conversing import CHATML
@@ -147,9 +147,7 @@ def json_of(event: str) -> Any:
 
 
 @contextmanager
-def hosted(
-    load: Callable[[], ServedModel], options: ServerOptions | None = None, *, wait: bool = True
-) -> Iterator[Hosted]:
+def hosted(load: Callable[[], Served], options: ServerOptions | None = None, *, wait: bool = True) -> Iterator[Hosted]:
     """Serve a model on a free port of the loopback; everything is ended and freed afterwards.
 
     Args:
@@ -162,9 +160,10 @@ def hosted(
     running: Hosted
     ready = threading.Event()
 
-    def on_ready(served: ServedModel) -> None:
+    def on_ready(served: Served) -> None:
         server.ready(served)
-        _note_answers(running)
+        if isinstance(served, ServedModel):
+            _note_answers(running)
         ready.set()
 
     host = ModelHost(lambda report: load(), on_ready=on_ready)

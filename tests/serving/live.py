@@ -21,7 +21,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
 from paceline.serving.deployment import _serve, bind
-from paceline.serving.model_host import ModelHost, ServedModel
+from paceline.serving.model_host import ModelHost, Served, ServedModel
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from tests.chat.conversing import ControlledBytes
@@ -148,7 +148,7 @@ async def live(
     ready = asyncio.Event()
     server: Server
 
-    def on_ready(served: ServedModel) -> None:
+    def on_ready(served: Served) -> None:
         server.ready(served)
         ready.set()
 

@@ -136,7 +136,6 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
         (["--mmproj", "x.gguf"], "--mmproj is not supported"),
         (["--context-shift"], "--context-shift is not supported"),
         (["--grammar", 'root ::= "a"'], "--grammar is not supported"),
-        (["--embeddings"], "--embeddings is not supported"),
         (["-ctk", "q9"], "-ctk"),
         (["-ctv", "q8_0", "-fa", "off"], "-ctv q8_0 needs fused attention"),
         (["-mm", "x.gguf"], "-mm is not supported"),

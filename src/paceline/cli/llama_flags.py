@@ -115,8 +115,6 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_taken(0, _TEXT, "--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"),
     **_taken(1, _TEXT, "-mmdev", "--mmproj-device", "--image-min-tokens", "--image-max-tokens"),
     **_taken(1, _TEXT, "--mtmd-batch-max-tokens", "--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"),
-    **_taken(1, _TEXT, "--pooling", "--embd-normalize"),
-    **_refused(0, _TEXT, "--embedding", "--embeddings", "--rerank", "--reranking"),
     # how answers are sampled
     **_taken(0, "rows are sampled here", "--backend-sampling", "--backend_sampling", "-bs"),
     **_taken(0, "rows are sampled here", "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"),
@@ -224,6 +222,9 @@ VARIABLES: Final[Mapping[str, str]] = {
     "LLAMA_ARG_MODELS_PRESET": "PACELINE_MODELS_PRESET",
     "LLAMA_ARG_MODELS_MAX": "PACELINE_MODELS_MAX",
     "LLAMA_ARG_MODELS_AUTOLOAD": "PACELINE_MODELS_AUTOLOAD",
+    "LLAMA_ARG_EMBEDDINGS": "PACELINE_EMBEDDING",
+    "LLAMA_ARG_RERANKING": "PACELINE_RERANKING",
+    "LLAMA_ARG_POOLING": "PACELINE_POOLING",
     "LLAMA_ARG_KV_UNIFIED": "PACELINE_KV_UNIFIED",
     "LLAMA_ARG_CACHE_RAM": "PACELINE_PROMPT_CACHE_MIB",
     "LLAMA_ARG_CHAT_TEMPLATE": "PACELINE_CHAT_TEMPLATE",

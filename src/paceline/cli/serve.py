@@ -34,6 +34,8 @@ from paceline.cli.setup import (
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
+from paceline.embedder import load_embedder
+from paceline.engines.base import Pooling
 from paceline.engines.loading import foreseen_context_length
 from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice
@@ -43,7 +45,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.server_options import ServerOptions
 
 if TYPE_CHECKING:
-    from paceline.serving.model_host import ServedModel
+    from paceline.serving.model_host import Served, ServedEmbedder, ServedModel
 
 DEFAULT_PARALLEL: Final = 4
 """Requests that are answered at once where nobody says how many, as in llama-server."""
@@ -113,7 +115,7 @@ def serve(
     from paceline.serving.app import create_app
     from paceline.serving.deployment import listening, run, server_url
     from paceline.serving.logs import logging_to_stderr
-    from paceline.serving.model_host import ModelHost
+    from paceline.serving.model_host import ModelHost, ServedEmbedder
     from paceline.serving.router.link import RouterLink
     from paceline.serving.security import SecuritySettings
     from paceline.serving.server import Server
@@ -135,10 +137,15 @@ def serve(
         urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
             console.print(f"warning: {in_flags(warning)}", style="yellow", markup=False)
-        found = _size_models(context, setup.find(), models, options)
+        found = setup.find()
+        embeds = options.embedding or options.reranking or describe(Path(found.target.path)).embeds
+        if not embeds:
+            found = _size_models(context, found, models, options)
         chat = replace(conversation, forget=False)
 
-        def load_here(report: Callable[[float], None]) -> ServedModel:
+        def load_here(report: Callable[[float], None]) -> Served:
+            if embeds:
+                return _load_embedder(found, options)
             model = _load(setup, found, options, report)
             defaults = request_options(context, model, given, params, rules, speculation)
             if "seed" not in given.values:
@@ -149,7 +156,7 @@ def serve(
 
         ready = threading.Event()
 
-        def on_ready(served: ServedModel) -> None:
+        def on_ready(served: Served) -> None:
             server.ready(served)
             # Nothing runs beside the garbage collector, which need not look at what stays for ever.
             gc.collect()
@@ -163,6 +170,9 @@ def serve(
             announce_builtin_model(models)
             for url in urls if link is None else ():
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
+            if isinstance(served, ServedEmbedder):
+                console.print(_describe_embedder(served), style="dim", markup=False)
+                return
             console.print(_describe_speculation(served), style="dim", markup=False)
             if served.model.memory_plan is not None:
                 print_memory_plan(served.model.memory_plan)
@@ -193,6 +203,19 @@ def _load(setup: Setup, found: FoundModels, options: ServerOptions, report: Call
         prompt_cache_mib=options.prompt_cache_mib,
         max_waiting=options.max_waiting,
         report=report,
+    )
+
+
+def _load_embedder(found: FoundModels, options: ServerOptions) -> ServedEmbedder:
+    from paceline.serving.model_host import ServedEmbedder
+
+    path = Path(found.target.path)
+    pooling: Pooling | None = "rank" if options.reranking else options.pooling
+    return ServedEmbedder(
+        load_embedder(replace(found.target, context_may_shrink=True), pooling=pooling),
+        describe(path),
+        names=tuple(sorted(set(options.alias))) or (path.stem,),
+        tags=options.tags,
     )
 
 
@@ -261,6 +284,12 @@ def _size_models(
             draft = replace(draft, context_length=target.context_length)
         draft = replace(draft, max_sequences=parallel)
     return FoundModels(target, draft)
+
+
+def _describe_embedder(served: ServedEmbedder) -> str:
+    engine = served.embedder.engine
+    what = "scores documents by a query" if engine.pooling == "rank" else f"vectors of {engine.width} numbers"
+    return f"{what}, of texts of at most {engine.context_length} tokens; pooling {engine.pooling}"
 
 
 def _describe_speculation(served: ServedModel) -> str:

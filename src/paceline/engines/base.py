@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from paceline.core.arrays import FloatArray
 from paceline.core.vocabulary import Vocabulary
+
+Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
+"""How the vectors of a text's tokens become one: none at all, their mean, the first one, the last one, or a score."""
 
 COMMITTED_END = -1
 """The parent of a pending node that follows the last committed token."""
@@ -226,6 +229,51 @@ class Engine(Protocol):
 
     def close_sequence(self, sequence: int) -> None:
         """Forget a sequence and free its cells. Its handle is unknown afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Free native memory. Idempotent."""
+        ...
+
+
+class EmbeddingEngine(Protocol):
+    """One loaded model that turns texts into vectors. One thread at a time may use it."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary."""
+        ...
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text's tokens become one."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers in a vector; under ``rank`` the first of them is a text's score."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a text, and of all texts of a pass."""
+        ...
+
+    @property
+    def max_texts(self) -> int:
+        """Most texts of a pass."""
+        ...
+
+    def read_text(self, text: str) -> list[int]:
+        """Return the tokens of a text, with those that open and close it; a control token's name is that token."""
+        ...
+
+    def read_pair(self, query: str, document: str) -> list[int]:
+        """Return the tokens of a query and a document, as a model that ranks documents wants to see them."""
+        ...
+
+    def forward(self, texts: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Return what one pass makes of texts: of each ``[width]``, or ``[tokens, width]`` under ``none``."""
         ...
 
     def close(self) -> None:

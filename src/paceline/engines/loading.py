@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from paceline.core.errors import ContextLengthError, InputError, ModelWarning
+from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelWarning
 from paceline.core.vocabulary import Vocabulary
-from paceline.engines.base import Engine
+from paceline.engines.base import EmbeddingEngine, Engine, Pooling
 from paceline.engines.context_length import choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.options import ENGINE_NAMES, ModelOptions, engine_for
@@ -44,6 +44,20 @@ def open_engine(options: ModelOptions) -> Engine:
 
         return TorchHFEngine(options)
     raise _unknown_engine(name)
+
+
+def open_embedder(options: ModelOptions, pooling: Pooling | None = None) -> EmbeddingEngine:
+    """Load a model to turn texts into vectors; ``None`` is the pooling that it was made for.
+
+    Raises:
+        CapabilityError: the model is no GGUF file.
+        InputError: it has no such pooling, or the options do not fit it.
+    """
+    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+        raise CapabilityError(f"{options.path}: texts are embedded by llama.cpp alone; give a GGUF file")
+    from paceline.engines.llama_cpp.embedder import LlamaCppEmbedder
+
+    return LlamaCppEmbedder(options, pooling)
 
 
 def memory_limit(options: ModelOptions) -> int | None:

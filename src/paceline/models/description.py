@@ -69,6 +69,13 @@ class ModelDescription:
     provenance: Mapping[str, Value] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether it was made for vectors or scores of texts: tokens see those behind them, or it says how to pool."""
+        said = self.metadata
+        is_pooled = said.get(f"{self.architecture}.pooling_type") not in (None, 0)
+        return is_pooled or said.get(f"{self.architecture}.attention.causal") is False
+
 
 def describe(path: Path) -> ModelDescription:
     """Read the description of a GGUF file or a Hugging Face folder."""

@@ -33,6 +33,7 @@ from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
 from paceline.serving.chat_request import unread_settings
 from paceline.serving.conversations import Conversation
+from paceline.serving.embeddings import embed, rerank
 from paceline.serving.errors import (
     FieldError,
     NotFoundError,
@@ -50,6 +51,7 @@ from paceline.serving.generation_request import Api, GenerationRequest, read_gen
 from paceline.serving.json_output import to_json
 from paceline.serving.messages_request import read_messages
 from paceline.serving.middleware import with_security
+from paceline.serving.model_host import ServedEmbedder
 from paceline.serving.page import page_handlers
 from paceline.serving.prompts import (
     AT_ONCE,
@@ -73,8 +75,10 @@ from paceline.serving.schema import (
     CompletionBody,
     ControlBody,
     DetokenizeBody,
+    EmbeddingBody,
     InfillBody,
     MessagesBody,
+    RerankBody,
     ResponsesBody,
     TemplateBody,
     TokenizeBody,
@@ -203,14 +207,14 @@ _Infill = Annotated[InfillBody, Depends(read_body_as(InfillBody))]
 _Chat = Annotated[ChatBody, Depends(read_body_as(ChatBody))]
 _Messages = Annotated[MessagesBody, Depends(read_body_as(MessagesBody))]
 _Responses = Annotated[ResponsesBody, Depends(read_body_as(ResponsesBody))]
+_Embedding = Annotated[EmbeddingBody, Depends(read_body_as(EmbeddingBody))]
+_Rerank = Annotated[RerankBody, Depends(read_body_as(RerankBody))]
 _Control = Annotated[ControlBody, Depends(read_body_as(ControlBody))]
 _Tokenize = Annotated[TokenizeBody, Depends(read_body_as(TokenizeBody))]
 _Detokenize = Annotated[DetokenizeBody, Depends(read_body_as(DetokenizeBody))]
 _Template = Annotated[TemplateBody, Depends(read_body_as(TemplateBody))]
 
 _NOT_OFFERED: Final = {
-    "embeddings": ("/embedding", "/embeddings", "/v1/embeddings"),
-    "reranking": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
     "adapters": ("/lora-adapters",),
     "slot files: what was read is kept in memory": ("/slots/{number}",),
     "stored responses: nothing is stored": ("/v1/responses/{name:path}", "/responses/{name:path}"),
@@ -251,6 +255,10 @@ class Handlers:
             Route(_POST, ("/v1/messages",), self.messages, "Answer a conversation, as Anthropic"),
             Route(_POST, ("/v1/messages/count_tokens",), self.count_tokens,
                   "Count the tokens of a conversation, as Anthropic"),
+            Route(_POST, ("/v1/embeddings",), self.openai_embeddings, "Turn texts into vectors, as OpenAI"),
+            Route(_POST, ("/embedding", "/embeddings"), self.embeddings, "Turn texts into vectors"),
+            Route(_POST, ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"), self.rerank,
+                  "Put documents in the order of what they have to do with a query"),
             Route(_POST, ("/tokenize",), self.tokenize, "Turn a text into tokens"),
             Route(_POST, ("/detokenize",), self.detokenize, "Turn tokens into a text"),
             Route(_POST, ("/apply-template",), self.apply_template,
@@ -320,8 +328,19 @@ class Handlers:
         ended = [await choice.stream.end_reasoning() for choice in answer.choices]
         return {"success": any(ended), "message": "" if any(ended) else "the answer does not reason now", **warned}
 
+    async def openai_embeddings(self, request: Request, body: _Embedding) -> Response:
+        return await self._embed(request, body, in_openai_form=True)
+
+    async def embeddings(self, request: Request, body: _Embedding) -> Response:
+        return await self._embed(request, body, in_openai_form=False)
+
+    async def rerank(self, request: Request, body: _Rerank) -> Response:
+        warned, kind = self._collect_warnings(body), await _reading_kind(request)
+        answer = rerank(self._server, request, kind, body, warned=warned)
+        return _json(await cancel_on_disconnect(request, answer))
+
     async def tokenize(self, request: Request, body: _Tokenize) -> Response:
-        vocabulary = self._server.host.served.model.target.vocabulary
+        vocabulary = self._server.host.loaded.vocabulary
         warned = self._collect_warnings(body)
 
         def answer() -> bytes:
@@ -351,7 +370,7 @@ class Handlers:
         return await self._answer_in_thread(request, answer)
 
     async def detokenize(self, request: Request, body: _Detokenize) -> Response:
-        vocabulary = self._server.host.served.model.target.vocabulary
+        vocabulary = self._server.host.loaded.vocabulary
         warned = self._collect_warnings(body)
 
         def answer() -> bytes:
@@ -392,7 +411,7 @@ class Handlers:
     async def props(self, request: Request) -> dict[str, Any]:
         if self._server.host.asleep is not None:
             return {**self._server.host.asleep["props"], "is_sleeping": True}
-        served = self._server.host.served
+        served = self._server.host.loaded
         return await self._share(request).offload(Kind.UPKEEP, lambda: server_props(served, self._server.options))
 
     async def set_props(self) -> None:
@@ -406,6 +425,8 @@ class Handlers:
         if self._server.host.asleep is not None:
             asleep: list[dict[str, Any]] = self._server.host.asleep["slots"]
             return asleep
+        if isinstance(self._server.host.loaded, ServedEmbedder):
+            return []
         board = self._server.board
         if fail_on_no_slot and board.num_busy >= self._server.host.served.max_running:
             raise RefusedError(503, "unavailable_error", "no slot available")
@@ -478,6 +499,11 @@ class Handlers:
             num_choices=generation.num_choices,
             most=self._server.options.max_choices,
         )
+
+    async def _embed(self, request: Request, body: EmbeddingBody, *, in_openai_form: bool) -> Response:
+        warned, kind = self._collect_warnings(body), await _reading_kind(request)
+        answer = embed(self._server, request, kind, body, in_openai_form=in_openai_form, warned=warned)
+        return _json(await cancel_on_disconnect(request, answer))
 
     async def _prepare_infill(
         self, request: Request, body: InfillBody

@@ -524,6 +524,17 @@ class ServerMetrics:
         with self._lock:
             self._totals.answers.add(stats, finish_reason, num_prompt)
 
+    def texts_read(self, num_tokens: int, seconds: float) -> None:
+        """Count a pass over texts that are embedded or ranked."""
+        with self._lock:
+            rounds, answers = self._totals.rounds, self._totals.answers
+            rounds.rounds += 1
+            rounds.busy += 1
+            rounds.seconds += seconds
+            answers.num_prompt += num_tokens
+            answers.sums["prompt_tokens"] += num_tokens
+            answers.sums["prompt_s"] += seconds
+
     def refused(self, status: int, kind: str) -> None:
         """Count a request that got an error in place of an answer.
 

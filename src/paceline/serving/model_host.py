@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from paceline.api import Model
 from paceline.chat.params import ChatParams
@@ -21,9 +21,11 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.core.errors import ClosedError, PacelineError
+from paceline.core.vocabulary import Vocabulary
+from paceline.embedder import Embedder
 from paceline.models.description import ModelDescription
 from paceline.options import GenerateOptions
-from paceline.serving.errors import HostState, NotReadyError
+from paceline.serving.errors import HostState, NotFoundError, NotReadyError
 from paceline.serving.work import in_own_thread
 
 _log = logging.getLogger(__name__)
@@ -81,19 +83,72 @@ class ServedModel:
         """Names of what drafts."""
         return self.model.drafter_names
 
-    def facts(self) -> Mapping[str, Any]:
-        """Return what llama-server's ``/v1/models`` says of a model's file."""
-        about, vocabulary = self.about, self.model.target.vocabulary
-        return {
-            "vocab_type": {"spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}.get(vocabulary.kind, 0),
-            "n_vocab": vocabulary.size,
-            "n_ctx": self.context_length,
-            "n_ctx_train": (about.context_length if about is not None else None) or self.context_length,
-            "n_embd": (about.width if about is not None else None) or 0,
-            "n_params": (about.num_parameters if about is not None else None) or 0,
-            "size": about.num_bytes if about is not None else 0,
-            "ftype": (about.file_type if about is not None else None) or "",
-        }
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary."""
+        return self.model.target.vocabulary
+
+    def close(self) -> None:
+        """End what runs and free the model."""
+        self.model.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEmbedder:
+    """A model that turns texts into vectors or scores, one pass at a time.
+
+    Attributes:
+        about: what the file says of the model.
+        names: under which clients know the model, in alphabetical order; the first is its id.
+    """
+
+    embedder: Embedder
+    about: ModelDescription | None
+    names: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The name that answers have."""
+        return self.names[0]
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a text."""
+        return self.embedder.engine.context_length
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that are answered at once."""
+        return 1
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary."""
+        return self.embedder.engine.vocabulary
+
+    def close(self) -> None:
+        """Free the model, once no pass is under way."""
+        self.embedder.close()
+
+
+Served: TypeAlias = ServedModel | ServedEmbedder
+"""What a server may have."""
+
+
+def model_facts(served: Served) -> Mapping[str, Any]:
+    """Return what llama-server's ``/v1/models`` says of a model's file."""
+    about, vocabulary = served.about, served.vocabulary
+    return {
+        "vocab_type": {"spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}.get(vocabulary.kind, 0),
+        "n_vocab": vocabulary.size,
+        "n_ctx": served.context_length,
+        "n_ctx_train": (about.context_length if about is not None else None) or served.context_length,
+        "n_embd": (about.width if about is not None else None) or 0,
+        "n_params": (about.num_parameters if about is not None else None) or 0,
+        "size": about.num_bytes if about is not None else 0,
+        "ftype": (about.file_type if about is not None else None) or "",
+    }
 
 
 class ModelHost:
@@ -112,15 +167,15 @@ class ModelHost:
 
     def __init__(
         self,
-        load: Callable[[Callable[[float], None]], ServedModel],
+        load: Callable[[Callable[[float], None]], Served],
         *,
-        on_ready: Callable[[ServedModel], object] | None = None,
+        on_ready: Callable[[Served], object] | None = None,
         on_sleep: Callable[[], object] | None = None,
     ) -> None:
         self._load = load
         self._on_ready = on_ready
         self._on_sleep = on_sleep
-        self._served: ServedModel | None = None
+        self._served: Served | None = None
         self._given_up = False
         self.state: HostState = "loading"
         self.started_s = time.time()
@@ -131,11 +186,31 @@ class ModelHost:
         self._waking: asyncio.Task[None] | None = None
 
     @property
-    def served(self) -> ServedModel:
-        """The model; a :class:`NotReadyError` where it is not loaded yet, or not any more."""
+    def loaded(self) -> Served:
+        """What there is; a :class:`NotReadyError` where it is not loaded yet, or not any more."""
         if self._served is None or self.state != "ready":
             raise NotReadyError(self.state, self.share)
         return self._served
+
+    @property
+    def served(self) -> ServedModel:
+        """The model that writes; a :class:`NotFoundError` where what there is writes nothing."""
+        if isinstance(self.loaded, ServedEmbedder):
+            does, use = "scores documents", "/v1/rerank"
+            if self.loaded.embedder.engine.pooling != "rank":
+                does, use = "turns texts into vectors", "/v1/embeddings"
+            raise NotFoundError(f"this server does not support answers: {self.loaded.id} {does}; use {use}")
+        return self.loaded
+
+    @property
+    def embedder(self) -> ServedEmbedder:
+        """What turns texts into vectors; a :class:`NotFoundError` where what there is writes texts."""
+        if isinstance(self.loaded, ServedModel):
+            raise NotFoundError(
+                f"this server does not support embeddings and reranking: {self.loaded.id} writes texts; start one with "
+                "`embedding=True`, or with a model that was made for it"
+            )
+        return self.loaded
 
     async def load(self) -> None:
         """Load the model. An error of ours is kept; others are raised."""
@@ -146,7 +221,7 @@ class ModelHost:
                 self.state, self.error = "failed", error
             return
         if self._given_up:
-            await in_own_thread(served.model.close)
+            await in_own_thread(served.close)
             return
         self._served, self.asleep = served, None
         self.state = "ready"
@@ -156,7 +231,7 @@ class ModelHost:
     def check(self) -> None:
         """Raise a :class:`NotReadyError` where there is no model, and none to be had again."""
         if self.asleep is None or self.state == "closing":
-            _ = self.served
+            _ = self.loaded
 
     async def sleep(self, told: Mapping[str, Any]) -> None:
         """Free the model until :meth:`wake`; nothing may run. Meanwhile there is this to tell of it."""
@@ -164,10 +239,10 @@ class ModelHost:
             if self.state != "ready" or self._served is None:
                 return
             self.asleep = told
-            model, self._served = self._served.model, None
+            served, self._served = self._served, None
             if self._on_sleep is not None:
                 self._on_sleep()
-            await in_own_thread(model.close)
+            await in_own_thread(served.close)
 
     async def wake(self) -> None:
         """Load a model that sleeps again; a :class:`NotReadyError` where that fails."""
@@ -185,7 +260,7 @@ class ModelHost:
                     # Whoever asks next has it tried once more.
                     self.state, self.error = "ready", None
                     raise NotReadyError("failed")
-        _ = self.served
+        _ = self.loaded
 
     def stop_taking(self) -> None:
         """Take no more requests; those under way go on."""
@@ -198,7 +273,7 @@ class ModelHost:
         self.stop_taking()
         async with self._turning:
             if self._served is not None:
-                await in_own_thread(self._served.model.close)
+                await in_own_thread(self._served.close)
 
     def _report(self, share: float) -> None:
         if self._given_up:

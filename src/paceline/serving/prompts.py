@@ -381,7 +381,7 @@ def read_prompts(prompt: Any, *, num_choices: int, most: int) -> list[list[TextO
             f"{len(items)} prompts{each}: at most {most} answers are written at once; send fewer, or start the server "
             "with a larger `max_choices`",
         )
-    return [_read_one(item) for item in items]
+    return [read_prompt(item, "prompt") for item in items]
 
 
 def encode(parts: Sequence[TextOrId], vocabulary: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -410,14 +410,15 @@ def read_mixed(content: Any, name: str) -> list[TextOrId]:
     raise FieldError(name, f"{name} is {shown(content)}: give a text, token ids, or both in a list")
 
 
-def _read_one(prompt: Any) -> list[TextOrId]:
+def read_prompt(prompt: Any, name: str) -> list[TextOrId]:
+    """Return one prompt, which a field has, as texts and token ids in their order."""
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
-            raise FieldError("prompt", "the prompt has multimodal_data, and this model reads text alone: leave it out")
+            raise FieldError(name, f"the {name} has multimodal_data, and this model reads text alone: leave it out")
         if not isinstance(prompt.get("prompt_string"), str):
-            raise FieldError("prompt", "the prompt is an object without a text in prompt_string: give one")
+            raise FieldError(name, f"the {name} is an object without a text in prompt_string: give one")
         return [prompt["prompt_string"]]
-    return read_mixed(prompt, "prompt")
+    return read_mixed(prompt, name)
 
 
 def _is_id(item: Any) -> bool:

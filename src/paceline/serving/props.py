@@ -15,11 +15,11 @@ from paceline.constraints import Gbnf
 from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
 from paceline.server_options import ServerOptions
 from paceline.serving.generation_request import SAMPLERS, GenerationRequest
-from paceline.serving.model_host import BUILD, ServedModel
+from paceline.serving.model_host import BUILD, Served, ServedEmbedder, ServedModel, model_facts
 from paceline.serving.prompts import token_piece
 
 
-def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
+def list_models(served: Served, *, created: int) -> dict[str, Any]:
     """Return the list of models, in OpenAI's form and in Ollama's, as llama-server does.
 
     A model was created when the server began, in seconds since 1970.
@@ -34,7 +34,7 @@ def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
                 "object": "model",
                 "created": created,
                 "owned_by": "paceline",
-                "meta": served.facts(),
+                "meta": model_facts(served),
             }
         ],
         "models": [
@@ -47,7 +47,7 @@ def list_models(served: ServedModel, *, created: int) -> dict[str, Any]:
                 "type": "model",
                 "description": "",
                 "tags": [""],
-                "capabilities": ["completion"],
+                "capabilities": [_capability(served)],
                 "parameters": "",
                 "details": {
                     "parent_model": "",
@@ -74,8 +74,23 @@ def list_anthropic_models(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     return {"data": found, "has_more": False, "first_id": found[0]["id"], "last_id": found[-1]["id"]}
 
 
-def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
+def _capability(served: Served) -> str:
+    if isinstance(served, ServedModel):
+        return "completion"
+    return "rerank" if served.embedder.engine.pooling == "rank" else "embedding"
+
+
+def server_props(served: Served, options: ServerOptions) -> dict[str, Any]:
     """Return what the server is and how it answers where a request says nothing."""
+    if isinstance(served, ServedEmbedder):
+        path = None if served.about is None else served.about.path
+        return {
+            "default_generation_settings": {"params": {}, "n_ctx": served.context_length},
+            "pooling": served.embedder.engine.pooling,
+            **_common_props(served, options, path),
+            "chat_template": "",
+            "chat_template_caps": {},
+        }
     request = served.model.read_options(served.options)
     params = replace(request.params, seed=served.seed or 0)
     rules = StopRules(max_tokens=served.options.get("max_tokens") or MAX_TOKENS)
@@ -89,11 +104,28 @@ def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
     target = served.model.target_options
     return {
         "default_generation_settings": {"params": settings, "n_ctx": served.context_length},
+        **_common_props(served, options, None if target is None else Path(target.path)),
+        "chat_template": "" if served.template is None else served.template.source,
+        "chat_template_caps": template_capabilities(served.template),
+        "bos_token": _spell(opening[0], served) if opening else "",
+        "eos_token": _spell(ends[0], served) if ends else "",
+        "speculative": {
+            "drafters": list(served.drafters),
+            "policy": served.policy,
+            "verify": served.model.verify,
+            "reason": None if served.drafters else "no drafters: the server was started without speculation",
+        },
+    }
+
+
+def _common_props(served: Served, options: ServerOptions, path: Path | None) -> dict[str, Any]:
+    """Return what is told of every model."""
+    return {
         "total_slots": served.max_running,
         "model_alias": served.id,
-        "model_ftype": served.facts()["ftype"],
+        "model_ftype": model_facts(served)["ftype"],
         # The name alone: where files lie on this machine is nobody's business.
-        "model_path": "" if target is None else Path(target.path).name,
+        "model_path": "" if path is None else path.name,
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "",
         "endpoint_slots": options.slots,
@@ -102,18 +134,8 @@ def server_props(served: ServedModel, options: ServerOptions) -> dict[str, Any]:
         "ui": options.ui,
         "ui_settings": {},
         "cors_proxy_enabled": False,
-        "chat_template": "" if served.template is None else served.template.source,
-        "chat_template_caps": template_capabilities(served.template),
-        "bos_token": _spell(opening[0], served) if opening else "",
-        "eos_token": _spell(ends[0], served) if ends else "",
         "build_info": f"{BUILD}-{__version__}",
         "is_sleeping": False,
-        "speculative": {
-            "drafters": list(served.drafters),
-            "policy": served.policy,
-            "verify": served.model.verify,
-            "reason": None if served.drafters else "no drafters: the server was started without speculation",
-        },
     }
 
 

@@ -342,6 +342,31 @@ class TemplateBody(_Conversation):
     """A conversation to write as the model's template has it."""
 
 
+class EmbeddingBody(_Body):
+    """Texts to turn into vectors."""
+
+    model: str | None = Field(None, description="Taken for any name: the server has one model.")
+    input: Any = Field(None, description="A text, token ids, both mixed, or several of these.", examples=["Hello"])
+    content: Any = Field(None, description="As input; the answer is in llama-server's form.")
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="How vectors are written.")
+    dimensions: Whole | None = Field(None, description="Keep so many numbers of each vector.")
+    embd_normalize: Whole | None = Field(
+        None, description="The norm that vectors are divided by: 2 is the Euclidean one, -1 none."
+    )
+
+
+class RerankBody(_Body):
+    """Documents to put in the order of what they have to do with a query."""
+
+    model: str | None = Field(None, description="Taken for any name: the server has one model.")
+    query: str = Field(..., description="What is looked for.", examples=["What is a panda?"])
+    documents: Any = Field(None, description="Texts, or objects with a text.", examples=[["hi", "It is a bear."]])
+    texts: Any = Field(None, description="As documents; the answer is in the form of Text Embeddings Inference.")
+    top_n: Whole | None = Field(None, description="How many of the best to send.", json_schema_extra={"minimum": 1})
+    return_documents: bool | None = Field(None, description="Send the documents, too.")
+    return_text: bool | None = Field(None, description="As return_documents, for texts.")
+
+
 class ControlBody(_Body):
     """Something to do with an answer that is being written."""
 
@@ -426,8 +451,8 @@ def _field_error(error: ValidationError) -> FieldError:
 
 
 _BODIES: Final = (
-    *(ChatBody, CompletionBody, ControlBody, DetokenizeBody, InfillBody, MessagesBody, ResponsesBody),
-    *(TemplateBody, TokenizeBody),
+    *(ChatBody, CompletionBody, ControlBody, DetokenizeBody, EmbeddingBody, InfillBody, MessagesBody, RerankBody),
+    *(ResponsesBody, TemplateBody, TokenizeBody),
 )
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {

@@ -9,8 +9,10 @@ leaves what it did there to be seen: the figures alone, as the answer itself may
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -25,7 +27,7 @@ from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_d
 from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.json_output import json_pieces, to_json
 from paceline.serving.metrics import ServerLoad, ServerMetrics
-from paceline.serving.model_host import ModelHost, ServedModel
+from paceline.serving.model_host import ModelHost, Served, ServedEmbedder, ServedModel
 from paceline.serving.props import list_models, server_props, short_generation_settings
 from paceline.serving.response_formats.base import ResponseFormatter
 from paceline.serving.response_formats.chat import ChatFormatter
@@ -70,6 +72,7 @@ class Server:
         self.on_ready: Callable[[], object] | None = None
         self._board: SlotBoard | None = None
         self._room = Shares(_ROOM * options.max_answer_logprobs)
+        self._embedding: Counter[str] = Counter()
         self._listed: dict[str, tuple[str, int]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -78,7 +81,7 @@ class Server:
         """The places of answers, as long as there is a model."""
         return self._get_board(self.host.served)
 
-    def ready(self, served: ServedModel) -> None:
+    def ready(self, served: Served) -> None:
         """Count what the model does from now on, beside what it did before it slept."""
         if self.metrics is None:
             self.metrics = ServerMetrics(
@@ -88,25 +91,27 @@ class Server:
                 started_s=self.host.started_s,
                 load=self.load,
             )
-        served.model.add_observer(self.metrics)
+        if isinstance(served, ServedModel):
+            served.model.add_observer(self.metrics)
         if self.on_ready is not None:
             self.on_ready()
 
     def list_models(self) -> dict[str, Any]:
         """Return the list that has the model."""
-        return list_models(self.host.served, created=int(self.host.started_s))
+        return list_models(self.host.loaded, created=int(self.host.started_s))
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left of any answer."""
-        return not (self._endings or (self._board is not None and self._board.answers))
+        return not (self._embedding or self._endings or (self._board is not None and self._board.answers))
 
     async def sleep(self) -> None:
         """Free the model until somebody asks; nothing may run."""
-        served = self.host.served
-        board, self._board = self.board, None
-        told = {"models": self.list_models(), "props": server_props(served, self.options), "slots": board.idle_facts()}
-        del served, board
+        served = self.host.loaded
+        slots = [] if isinstance(served, ServedEmbedder) else self.board.idle_facts()
+        self._board = None
+        told = {"models": self.list_models(), "props": server_props(served, self.options), "slots": slots}
+        del served
         await self.host.sleep(told)
 
     def refused(self, status: int, kind: str) -> None:
@@ -127,7 +132,10 @@ class Server:
         requests = [choice.stream.request for choice in choices if not choice.stream.is_over]
         running = [request for request in requests if request is not None and request.sequence >= 0]
         tokens = sum(len(request.token_ids) for request in running)
-        served = self.host.served if self.host.state == "ready" and self.host.asleep is None else None
+        served = self.host.loaded if self.host.state == "ready" and self.host.asleep is None else None
+        if isinstance(served, ServedEmbedder):
+            embedding = self._embedding.total()
+            return ServerLoad(running=min(embedding, 1), waiting=max(embedding - 1, 0))
         cells = None if served is None else served.model.target.capabilities.cells
         return ServerLoad(
             running=len(running),
@@ -135,6 +143,22 @@ class Server:
             tokens=tokens,
             cache_share=min(tokens / cells, 1.0) if cells else 0.0,
         )
+
+    @contextlib.contextmanager
+    def embedding_for(self, client: str) -> Iterator[None]:
+        """Count a request that has passes of texts, unless too many of this client do."""
+        if self._embedding[client] > self.options.max_waiting:
+            raise QueueFullError(
+                f"{self._embedding[client]} requests of this client wait for their passes, and no more may: "
+                "ask again later"
+            )
+        self._embedding[client] += 1
+        try:
+            yield
+        finally:
+            self._embedding[client] -= 1
+            if not self._embedding[client]:
+                del self._embedding[client]
 
     async def answer(
         self, request: Request, generation: GenerationRequest, prompts: Sequence[PreparedPrompt]

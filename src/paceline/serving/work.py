@@ -37,6 +37,7 @@ class Kind(enum.Enum):
     COMPILING = ("compiling grammars", 2)
     WRITING = ("writing long answers", 2)
     UPKEEP = ("telling of the server", 2)
+    EMBEDDING = ("passes of texts", 1)
 
 
 MAX_AT_ONCE: Final = 500

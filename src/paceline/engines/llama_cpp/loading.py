@@ -183,7 +183,7 @@ class LoadedModel:
 
     def free(self) -> None:
         """Free the native memory. To be called once."""
-        _free(self.model, self.context, self.stream)
+        free_model(self.model, self.context, self.stream)
 
 
 def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> LoadedModel:
@@ -221,7 +221,7 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
         stream = LayerStream(layout, WeightFiles(layout.paths))
     context = model = None
     try:
-        model, keep_alive, remarks = _load_model(options, is_streamed=stream is not None)
+        model, keep_alive, remarks = read_model(options, is_streamed=stream is not None)
         made_bytes = sum(native.log.buffers.values())
         _check_kind(model)
         settings = _settings(model, options, batch_rows, output_rows)
@@ -262,11 +262,11 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
                 "decode it without speculation (`policy=NO_SPECULATION`)"
             )
     except BaseException:
-        _free(model, context, stream)
+        free_model(model, context, stream)
         raise
     if stream is not None and room is not None and stream.num_bytes <= room.weights_bytes:
         # Where all of it fits it may be laid out for the fastest kernels, and cached by the system.
-        _free(model, context, stream)
+        free_model(model, context, stream)
         whole = dataclasses.replace(options, memory=None, stream=False)
         return load_model(whole, batch_rows=batch_rows, output_rows=output_rows)
     branches = 0 if recurrent else settings.branches
@@ -303,7 +303,7 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
     )
 
 
-def _free(model: Any, context: Any, stream: LayerStream | None) -> None:
+def free_model(model: Any, context: Any, stream: LayerStream | None = None) -> None:
     """Free what there is; the stream last, as the model points into it."""
     if context:
         api.llama_free(context)
@@ -363,7 +363,7 @@ class _Settings:
         return dataclasses.replace(self, batch_rows=rows, output_rows=min(output_rows, rows))
 
 
-def _load_model(options: ModelOptions, *, is_streamed: bool) -> tuple[Any, list[Any], list[str]]:
+def read_model(options: ModelOptions, *, is_streamed: bool = False) -> tuple[Any, list[Any], list[str]]:
     """Return ``llama_model *``, what must live as long as it, and llama.cpp's remarks on it."""
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = options.gpu_layers

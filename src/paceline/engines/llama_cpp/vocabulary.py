@@ -173,10 +173,30 @@ class GgufVocabulary:
         Files with ``add_eos_token`` have texts closed by an end token, and so have the tokenizers of encoders: a prompt
         that is closed has no answer.
         """
+        return self._marks_around[0]
+
+    @cached_property
+    def _marks_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and behind a text."""
         plain = self._encode("a", add_special=False, parse_special=False)
         opened = self._encode("a", add_special=True, parse_special=False)
         starts = range(len(opened) - len(plain) + 1)
-        return opened[: next((start for start in starts if opened[start : start + len(plain)] == plain), 0)]
+        start = next((start for start in starts if opened[start : start + len(plain)] == plain), None)
+        return ([], []) if start is None else (opened[:start], opened[start + len(plain) :])
+
+    def encode_closed(self, text: str) -> list[int]:
+        """Turn a text that nothing follows into token ids; control tokens that it spells are these."""
+        before, behind = self._marks_around
+        return [*before, *self._tokenize(text, parse_special=True), *behind]
+
+    @cached_property
+    def pair_marks(self) -> tuple[list[int], list[int], list[int]]:
+        """What stands before, between and behind two texts of which one is ranked by the other, as in llama-server."""
+        separator = self._look(api.llama_vocab_sep)
+        end = self._look(api.llama_vocab_eos)
+        ends = [end if end >= 0 else separator] if self._look(api.llama_vocab_get_add_eos) else []
+        begins = [self._look(api.llama_vocab_bos)] if self._look(api.llama_vocab_get_add_bos) else []
+        return begins, [*ends, *([separator] if self._look(api.llama_vocab_get_add_sep) else [])], ends
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into token ids. The tokens are those of llama.cpp, but a text is never closed with one.
