@@ -258,6 +258,7 @@ def test_what_claude_code_sends(template: str) -> None:
         assert warned[0] == (
             "output_config.effort changed nothing: the model's chat template knows nothing of levels of reasoning"
         )
-        assert ["put together" in warning for warning in warned[1:]] == ([] if template == CHATML else [True])
+        assert warned[1] == "tools: the model's chat template knows none, so the model is told of none"
+        assert ["put together" in warning for warning in warned[2:]] == ([] if template == CHATML else [True])
         counted = server.answer("/v1/messages/count_tokens?beta=true", {**CLAUDE_CODE, "max_tokens": None})
         assert counted == {"input_tokens": 1 + message["usage"]["cache_read_input_tokens"]}

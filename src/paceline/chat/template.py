@@ -82,6 +82,11 @@ class ChatTemplate:
         """Names that the template reads and does not set."""
         return frozenset(find_undeclared_variables(_build_environment().parse(self.source)))
 
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return self._with_tools is not None or not self.variables.isdisjoint(("tools", "functions"))
+
     @functools.cached_property
     def reads_system(self) -> bool:
         """Whether the template has a place for what the system says."""

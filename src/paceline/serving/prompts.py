@@ -226,6 +226,8 @@ def _write_chat(
     asked, names = read_chat_params(body, served.chat)
     params, warnings = drop_unfollowed(asked, names, template)
     told = tools_for_template(tools)
+    if told and not template.reads_tools:
+        warnings = (*warnings, "tools: the model's chat template knows none, so the model is told of none")
     variables = {**_usual_variables(template, params, told), **params.template_variables}
     params = replace(params, template_variables=variables)
 

@@ -145,7 +145,7 @@ def template_capabilities(template: ChatTemplate | None) -> dict[str, bool]:
         return {}
     known = template.variables
     return {
-        "supports_tools": "tools" in known,
+        "supports_tools": template.reads_tools,
         "supports_tool_calls": "tool_calls" in template.source,
         "supports_system_role": template.reads_system,
         "supports_parallel_tool_calls": "tool_calls" in template.source,
