@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from benchmarks import acceptance, lossless, overhead, plain_speed, planning, soak, speed
+from benchmarks.alternating import EPILOG as ALTERNATING_EPILOG
+from benchmarks.alternating import alternating
 from benchmarks.attack.command import EPILOG as ATTACK_EPILOG
 from benchmarks.attack.command import attack
 from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
@@ -103,6 +105,7 @@ app.command("chats", epilog=CHATS_EPILOG)(chats)
 app.command("attack", epilog=ATTACK_EPILOG)(attack)
 app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
 app.command("sharing", epilog=SHARING_EPILOG)(sharing)
+app.command("alternating", epilog=ALTERNATING_EPILOG)(alternating)
 app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
 # This loads the models that it is told of.

@@ -131,11 +131,21 @@ def test_the_launcher_keeps_every_flag_but_those_of_the_hub() -> None:
     [
         ["--hf-repo", "ggml-org/tinygemma3-GGUF:Q8_0"],
         ["--hf-repo", "ggml-org/models", "--embedding"],
-        ["--models-max", "2"],
+        ["--models-max", "2", "--embedding"],
     ],
 )
 def test_the_launcher_has_no_model_for_other_kinds(flags: list[str]) -> None:
     assert launcher.with_local_model(flags, "m.gguf") is None
+
+
+def test_the_launcher_lists_the_models_of_a_router() -> None:
+    *kept, option, path = launcher.with_local_model(["--models-max", "2", "--offline"], "m.gguf") or []
+    assert (kept, option) == (["--models-max", "2"], "--models-preset")
+    presets = Path(path).read_text()
+    Path(path).unlink()
+    assert presets.count("model = m.gguf\n") == len(launcher.ROUTED_MODELS)
+    own = ["--models-preset", "mine.ini"]
+    assert launcher.with_local_model(own, "m.gguf") == own
 
 
 def test_the_launcher_gives_a_model_where_headers_alone_are_asked_for() -> None:

@@ -112,9 +112,10 @@ def test_options_hold_for_each_model_and_those_of_a_section_for_its_own(
     preset, launch = models["three"]
     assert (preset.tags, preset.stop_s) == (("small",), 3.0)
     assert {"--no-speculation", "--no-slots"} <= {*launch.words}
-    assert models["four"][1].estimate_bytes == 0
-    assert models["two"][1].estimate_bytes == estimate_bytes(embedded_draft(), 1024)
-    assert estimate_bytes(embedded_draft(), 4096) > estimate_bytes(embedded_draft(), 1024)
+    assert models["four"][1].estimate_bytes == estimate_bytes([], 1024)
+    assert models["two"][1].estimate_bytes == estimate_bytes([embedded_draft()], 1024)
+    assert estimate_bytes([embedded_draft()], 4096) > estimate_bytes([embedded_draft()], 1024)
+    assert estimate_bytes([embedded_draft()] * 2, 1024) > estimate_bytes([embedded_draft()], 1024)
 
 
 @pytest.mark.parametrize(

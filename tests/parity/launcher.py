@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -24,6 +25,12 @@ TEXT_MODELS = (
     "ggml-org/test-model-stories260K",
     "ggml-org/test-model-stories260K-infill",
     "ggml-org/stories15M_MOE",
+)
+# The models that the tests of llama-server's router name: the text model stands for each.
+ROUTED_MODELS = (
+    "ggml-org/tinygemma3-GGUF:Q8_0",
+    "ggml-org/test-model-stories260K:F32",
+    "ggml-org/test-model-stories260K-infill:F32",
 )
 # Models that the slow cases name, and the template of each, as a beginning of its name and a file of llama.cpp's: the
 # text model stands for these too, and writes as they do.
@@ -89,9 +96,12 @@ def with_local_model(flags: list[str], model: str) -> list[str] | None:
     if any(flag in flags for flag in OTHER_KINDS):
         return None
     if repository is None:
+        if local:
+            return kept
         # llama-server without a model is a router. Tests of allowed origins start one only to ask for headers.
-        wanted = not local and "--cors-origins" in flags
-        return [*kept, "--model", model] if wanted else kept if local else None
+        if "--cors-origins" in flags:
+            return [*kept, "--model", model]
+        return kept if "--models-preset" in kept else [*kept, "--models-preset", _preset(model)]
     if repository in TEXT_MODELS:
         return [*kept, "--model", model]
     template = next((file for name, file in NAMED_MODELS.items() if repository.startswith(name)), None)
@@ -100,6 +110,13 @@ def with_local_model(flags: list[str], model: str) -> list[str] | None:
     has_template = "--chat-template" in kept or "--chat-template-file" in kept
     written = [] if has_template else ["--chat-template-file", f"{TEMPLATES}/{template}.jinja"]
     return [*kept, *written, "--model", model]
+
+
+def _preset(model: str) -> str:
+    """Write the list of a router's models, and return its path. It is left to the system: the launcher goes."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ini", prefix="parity-", delete=False) as file:
+        file.writelines(f"[{name}]\nmodel = {model}\n" for name in ROUTED_MODELS)
+    return file.name
 
 
 def command(flags: list[str], environment: dict[str, str]) -> list[str]:

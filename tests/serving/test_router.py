@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
+from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
 from paceline.serving.deployment import _serve, bind
@@ -202,6 +204,7 @@ def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_d
         async with router.web.stream("POST", "/v1/completions", json={"model": "a", "stream": True}) as answer:
             os.kill((await router.ask("a"))["pid"], signal.SIGKILL)
             assert [line async for line in answer.aiter_lines() if line] == whole
+        await router.until("a", "unloaded")
         listed = (await router.web.get("/models")).json()["data"][0]["status"]
         assert (listed["failed"], listed["exit_code"]) == (True, -9)
         # Anthropic's clients hear it in the form that they know.
@@ -346,6 +349,24 @@ def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> None:
 
     options = ServerOptions(models_autoload=False, models_max=3, grace_s=0.0, prefix="/llm")
     run(check, options=options, c={"loads_on_startup": True})
+
+
+def test_a_list_that_cannot_be_read_again_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(router: Router) -> None:
+        def fail() -> dict[str, Any]:
+            raise InputError("cannot read /secret/folder")
+
+        monkeypatch.setattr(router.pool, "_find", fail)
+        refused = await router.web.get("/models?reload=1")
+        assert refused.status_code == 503
+        assert "secret" not in refused.text
+        assert [*await router.states()] == ["a", "b", "c"]
+        monkeypatch.undo()
+        assert (await router.web.get("/models?reload=1")).status_code == 200
+        head = await router.web.head("/v1/models")
+        assert (head.status_code, head.content) == (200, b"")
+
+    run(check)
 
 
 def test_what_the_router_takes_is_bounded() -> None:

@@ -326,7 +326,7 @@ def test_a_reload_ends_what_is_gone_and_what_has_other_options() -> None:
             await (await scene.lease(name)).aclose()
         held = await scene.lease("a")
         scene.sizes = {"a": 2 * _GIB, "b": _GIB, "d": _GIB}
-        scene.pool.reload()
+        await scene.pool.reload()
         await settle()
         assert scene.states == {"a": "loaded", "b": "loaded"}
         assert [*scene.pool.models] == ["a", "b", "d"]

@@ -105,7 +105,8 @@ def route(context: typer.Context, options: ServerOptions, security: SecuritySett
         server = RouterServer(PoolHost(pool, on_ready=on_ready), options)
         verbose = bool(context.params["verbose"])
         with logging_to_stderr(verbose=verbose):
-            run(create_app(server, security, RouterHandlers(server).routes()), server, security, sockets)
+            app = create_app(server, security, RouterHandlers(server).routes())
+            run(app, server, security, sockets, files_each=2)
 
 
 def _common_words(context: typer.Context) -> list[str]:
@@ -143,8 +144,9 @@ def _launch(context: typer.Context, preset: Preset, common: list[str]) -> Launch
         words += ["-m", str(preset.path)]
     given = _check(context, preset, words)
     room = given.get("context_length")
-    cells = room if room else _DEFAULT_CELLS
-    estimate = 0 if preset.path is None else estimate_bytes(preset.path, cells)
+    draft = given.get("draft_path")
+    paths = [path for path in (preset.path, draft and Path(draft)) if path is not None and path.exists()]
+    estimate = estimate_bytes(paths, room if room else _DEFAULT_CELLS)
     shown = [Path(word).name if os.sep in word and Path(word).exists() else word for word in words]
     return Launch([*_PROGRAM, *words, *_ROUTED], ["paceline", "serve", *shown], _environment(variables), estimate)
 

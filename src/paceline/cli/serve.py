@@ -58,6 +58,8 @@ paceline serve -m instruct.gguf -md small.gguf -c 8192 -np 4
 
 paceline serve -hf ggml-org/gemma-3-1b-it-GGUF --host 0.0.0.0 --api-key-file keys.txt
 
+paceline serve --models-dir models --models-memory 12G  [dim]# each loaded when a request names it[/dim]
+
 curl http://127.0.0.1:8080/v1/chat/completions -d '{{"messages": [{{"role": "user", "content": "Hello"}}]}}'
 
 [dim]Flags of llama-server and its LLAMA_ARG_... variables mean here what they mean there; those that change nothing are

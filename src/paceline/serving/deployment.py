@@ -205,11 +205,18 @@ def run(
     server: Server,
     security: SecuritySettings,
     sockets: Sequence[socket.socket],
+    *,
+    files_each: int = 1,
 ) -> int:
-    """Serve until a signal comes; returns how many came. That the model cannot be loaded ends it by that error."""
+    """Serve until a signal comes; returns how many came. That the model cannot be loaded ends it by that error.
+
+    A request has ``files_each`` connections: that of its client, and what a router has to a model's process.
+    """
     sys.setswitchinterval(_SWITCH_S)
-    files = _allow_files(security.max_connections + _OTHER_FILES)
-    most = security.max_connections if files is None else min(security.max_connections, files - _OTHER_FILES)
+    most = security.max_connections
+    files = _allow_files(most * files_each + _OTHER_FILES)
+    if files is not None:
+        most = min(most, (files - _OTHER_FILES) // files_each)
     security = replace(security, max_connections=max(most, _FEWEST))
     return asyncio.run(_serve(app, server, security, sockets))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
 from paceline import __version__
-from paceline.core.errors import PacelineError
+from paceline.core.errors import InputError, PacelineError
 from paceline.server_options import ServerOptions
 from paceline.serving.app import Handlers, Route
 from paceline.serving.errors import (
@@ -50,6 +51,8 @@ from paceline.serving.schema import ERROR_RESPONSES, openapi_document
 from paceline.serving.security import CLIENT_HEADER, get_namespace
 from paceline.serving.server import Server
 from paceline.serving.work import choose_reading_kind
+
+_log = logging.getLogger(__name__)
 
 _GET: Final = ("GET", "HEAD")
 _POST: Final = ("POST",)
@@ -173,7 +176,13 @@ class RouterHandlers:
 
     async def models(self, request: Request) -> dict[str, Any]:
         if request.query_params.get("reload", "0") not in ("", "0", "false"):
-            self._pool.reload()
+            try:
+                await self._pool.reload()
+            except InputError as error:
+                # It names files of this machine.
+                _log.error("the models cannot be listed again: %s", error)
+                message = "the models cannot be listed again, and stay as they were; the server's log says why"
+                raise RefusedError(503, "unavailable_error", message) from None
         listed = [self._describe(model) for model in self._pool.models.values()]
         return list_anthropic_models(listed) if speaks_anthropic(request.scope) else {"object": "list", "data": listed}
 

@@ -27,6 +27,7 @@ from paceline.engines.memory import available_memory
 from paceline.serving.errors import RefusedError
 from paceline.serving.router.presets import Preset
 from paceline.serving.router.process import ModelProcess
+from paceline.serving.work import in_own_thread
 from paceline.sizes import format_memory
 
 _log = logging.getLogger("paceline.serving.router")
@@ -141,9 +142,13 @@ class ModelPool:
         self._is_closed = False
         self.models = {name: PooledModel(*each) for name, each in find().items()}
 
-    def reload(self) -> None:
-        """Look for models again. One that is gone, or has other options, ends once its requests are answered."""
-        found = dict(self._find())
+    async def reload(self) -> None:
+        """Look for models again. One that is gone, or has other options, ends once its requests are answered.
+
+        Raises:
+            InputError: they cannot be read.
+        """
+        found = dict(await in_own_thread(self._find))
         for name, model in list(self.models.items()):
             now = found.pop(name, None)
             model.is_removed = now is None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -72,17 +73,18 @@ def find_presets(folder: Path | None, ini: Path | None) -> dict[str, Preset]:
     return found
 
 
-def estimate_bytes(path: Path, cells: int) -> int:
-    """Return about how much memory a process with this model takes, with room for so many tokens in F16.
+def estimate_bytes(paths: Sequence[Path], cells: int) -> int:
+    """Return about how much memory a process with these models takes, with room for so many tokens in F16.
 
-    0 where the file does not say: it is measured once it is loaded.
+    What a file does not say is measured once it is loaded.
     """
-    try:
-        about = describe(path)
-    except PacelineError:
-        return 0
-    width = (about.kv_heads or 0) * (about.head_size or 0)
-    return about.num_bytes + cells * (about.layers or 0) * width * 2 * 2 + _OWN_BYTES
+    total = _OWN_BYTES
+    for path in paths:
+        with contextlib.suppress(PacelineError):
+            about = describe(path)
+            width = (about.kv_heads or 0) * (about.head_size or 0)
+            total += about.num_bytes + cells * (about.layers or 0) * width * 2 * 2
+    return total
 
 
 def _list_folder(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -50,6 +50,7 @@ class ModelProcess:
         self._on_news = on_news
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
+        self._last_line = ""
 
     async def run(self, words: Sequence[str], environment: Mapping[str, str], tags: Sequence[str]) -> None:
         """Start the process and follow it to its end."""
@@ -77,7 +78,9 @@ class ModelProcess:
         finally:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
-            self.reason = self.reason or f"its process ended with status {status}"
+            if not self.reason:
+                said = f": {self._last_line}" if self._last_line and self.web is None else ""
+                self.reason = f"its process ended with status {status}{said}"
             if self.web is not None:
                 await self.web.aclose()
             self.ended.set_result(status)
@@ -126,6 +129,7 @@ class ModelProcess:
             text = line.decode("utf-8", "replace").rstrip()
             if not text:
                 continue
+            self._last_line = text
             if (own := _OWN.fullmatch(text)) is not None and not self.reason:
                 self.reason = own[1]
             # Its own log leaves out what repeats.
