@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final, get_args
 
 from paceline.core.errors import InputError, blame
 from paceline.core.fields import Flag, Option, same, setting, take_values
 from paceline.engines.base import Pooling
 from paceline.sizes import parse_bytes
+
+DEFAULT_PARALLEL: Final = 4
+"""Requests that are answered at once where nobody says how many, as in llama-server."""
 
 _SERVER = functools.partial(Flag, panel="Server")
 _ACCESS = functools.partial(Flag, panel="Access")

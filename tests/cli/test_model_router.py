@@ -118,6 +118,19 @@ def test_options_hold_for_each_model_and_those_of_a_section_for_its_own(
     assert estimate_bytes([embedded_draft()] * 2, 1024) > estimate_bytes([embedded_draft()], 1024)
 
 
+def test_a_model_has_room_for_usual_requests_where_nobody_says_it(found: Callable[..., Found], tmp_path: Path) -> None:
+    shutil.copy(embedded_draft(), tmp_path / "one.gguf")
+    for options, variables, room in (
+        ([], {}, "16384"),
+        (["-np", "2"], {}, "8192"),
+        (["--exact"], {}, "4096"),
+        (["-c", "0"], {}, None),
+        ([], {"LLAMA_ARG_CTX_SIZE": "512"}, None),
+    ):
+        words = found("--models-dir", str(tmp_path), *options, **variables)["one"][1].words
+        assert (words[words.index("-c") + 1] if "-c" in words else None) == room
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,7 +1,7 @@
 """A program that plays a model's process: it speaks with its router, and answers what a test asks for.
 
 Fields of a body: ``fifo`` waits until somebody has written to it, ``chunks`` is how many events a stream has, ``die``
-ends the process after so many of them, ``size`` makes the answer so long.
+ends the process after so many of them, ``size`` makes the answer so long, ``refuse`` is the status of an error.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def main() -> None:
             asked: dict[str, Any] = json.loads(body)
             if "fifo" in asked:
                 Path(asked["fifo"]).read_text()
+            if "refuse" in asked:
+                self._answer({"error": {"type": "invalid_request_error", "message": "played"}}, asked["refuse"])
+                return
             if asked.get("stream"):
                 self._stream(asked)
                 return

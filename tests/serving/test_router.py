@@ -213,6 +213,8 @@ def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_d
         assert text.split("\n\n")[1].startswith(
             'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"'
         )
+        text = (await router.web.post("/v1/responses", json=body)).text
+        assert text.split("\n\n")[1].startswith('event: error\ndata: {"type":"error","code":"unavailable_error"')
         error = (await router.web.post("/v1/messages", json={"model": "nobody"})).json()
         assert error["error"]["type"] == "not_found_error"
         listed = (await router.web.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
@@ -276,6 +278,16 @@ def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path) -> None
             assert (await router.states())["a"] == "loading"
             await fifo.open()
             assert [line async for line in lines if line.startswith("data")][-1] == "data: [DONE]"
+        # What is wrong with the request is then told in the stream.
+        await router.ask("a", path="/models/unload")
+        await router.until("a", "unloaded")
+        async with router.web.stream("POST", "/v1/messages", json={**body, "refuse": 418}) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": "
+            await fifo.open()
+            told = [line async for line in lines if line and line != ": "]
+        assert told[0] == "event: error"
+        assert json.loads(told[1].removeprefix("data: "))["error"]["message"] == "played"
 
     fifo = Fifo(tmp_path)
     run(check, words={"a": ("--slow", fifo.path)})

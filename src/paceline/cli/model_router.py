@@ -14,11 +14,12 @@ import typer
 
 from paceline.cli.display import error_console
 from paceline.cli.flags import in_flags
-from paceline.cli.llama_flags import VARIABLES, remarks_on
+from paceline.cli.llama_flags import VARIABLES, remarks_on, with_llama_variables
 from paceline.cli.options import is_given, refuse_given
 from paceline.core.errors import InputError
-from paceline.environment import ModelChoice, variables_of_the_table
-from paceline.server_options import ServerOptions
+from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH
+from paceline.environment import ModelChoice, from_environment, variables_of_the_table
+from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
 
 if TYPE_CHECKING:
     from paceline.serving.router.pool import Launch
@@ -39,9 +40,6 @@ _PROGRAM: Final = (sys.executable, "-m", "paceline", "serve")
 
 _ROUTED: Final = ("--routed", "--host", "127.0.0.1", "--port", "0", "--no-ui", "--grace", "0")
 """Words of every process of a model."""
-
-_DEFAULT_CELLS: Final = 4 * 4096
-"""Tokens that a model has room for where nobody says it."""
 
 _VARIABLE: Final = re.compile(r"(LLAMA|PACELINE)_[A-Z0-9_]+")
 
@@ -143,10 +141,16 @@ def _launch(context: typer.Context, preset: Preset, common: list[str]) -> Launch
     if preset.path is not None:
         words += ["-m", str(preset.path)]
     given = _check(context, preset, words)
-    room = given.get("context_length")
-    draft = given.get("draft_path")
+    told = from_environment(with_llama_variables({**os.environ, **variables})).target
+    room = told.get("context_length") if given["context_length"] is None else given["context_length"]
+    if room is None:
+        # By itself a model would take a share of all the memory that is free when it is loaded.
+        parallel = given["max_sequences"] or told.get("max_sequences") or (1 if given["exact"] else DEFAULT_PARALLEL)
+        room = parallel * DEFAULT_CONTEXT_LENGTH
+        words += ["-c", str(room)]
+    draft = given["draft_path"]
     paths = [path for path in (preset.path, draft and Path(draft)) if path is not None and path.exists()]
-    estimate = estimate_bytes(paths, room if room else _DEFAULT_CELLS)
+    estimate = estimate_bytes(paths, room or DEFAULT_PARALLEL * DEFAULT_CONTEXT_LENGTH)
     shown = [Path(word).name if os.sep in word and Path(word).exists() else word for word in words]
     return Launch([*_PROGRAM, *words, *_ROUTED], ["paceline", "serve", *shown], _environment(variables), estimate)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,13 +42,10 @@ from paceline.environment import ModelChoice
 from paceline.models.description import describe
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.server_options import ServerOptions
+from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
 
 if TYPE_CHECKING:
     from paceline.serving.model_host import Served, ServedEmbedder, ServedModel
-
-DEFAULT_PARALLEL: Final = 4
-"""Requests that are answered at once where nobody says how many, as in llama-server."""
 
 EPILOG = f"""[bold]Examples[/bold]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,6 +65,9 @@ _PING: Final = b": \n\n"
 _MAX_WHOLE: Final = 8 << 20
 """Bytes of an answer that is no stream up to which it is sent once all of it is there: a process that dies before that
 leaves no half of it."""
+
+_RESPONSES: Final = "/responses"
+"""How the paths of the Responses API end."""
 
 _MAX_NAMES: Final = 20
 """Names of models that an error lists."""
@@ -313,8 +317,8 @@ class RouterHandlers:
         try:
             upstream = await asyncio.shield(opening)
             if upstream.response.status_code != 200:
-                name = b"event: error\n" if speaks_anthropic(scope) else b""
-                yield name + b"data: %b\n\n" % bytes((await upstream.whole()).body)
+                told = json.loads(bytes((await upstream.whole()).body))["error"]
+                yield _error_event(RefusedError(upstream.response.status_code, told["type"], told["message"]), scope)
                 return
         except PacelineError as error:
             yield _error_event(error, scope)
@@ -446,7 +450,12 @@ def _error_event(error: PacelineError, scope: Scope) -> bytes:
     """Return what a stream ends with that an error ends, as the API of its request has it."""
     if speaks_anthropic(scope):
         return as_events([anthropic_body(error)[1]], named=True)
-    return as_events([status_and_body(error)[1]])
+    body = status_and_body(error)[1]
+    if scope["path"].endswith(_RESPONSES):
+        said = body["error"]
+        told = {"type": "error", "code": said["type"], "message": said["message"], "param": said["param"]}
+        return as_events([{**told, "sequence_number": 0}], named=True)
+    return as_events([body])
 
 
 class _Relay(EventStream):
