@@ -593,7 +593,7 @@ def load(
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
-            model if there is one.
+            model if there is one. ``prediction`` is there in any case; named alone, there is no other.
         policy: what to draft: a policy or the name of one, from :data:`~paceline.planning.registry.POLICY_NAMES`.
             By default ``auto``, which plans by what passes cost on this machine. That is measured when a model is
             loaded for the first time, in at most ten seconds, and kept.
@@ -630,6 +630,9 @@ def load(
     if verify not in VERIFIER_NAMES:
         raise InputError(f"unknown verifier {verify!r}: choose from {', '.join(VERIFIER_NAMES)}", field="verify")
     if drafters is not None:
+        if not isinstance(drafters, str):
+            # Requests bring that one.
+            drafters = [name for name in drafters if name != PREDICTION]
         check_drafter_names(drafters)
     policy = "auto" if policy is None else policy
     if isinstance(policy, str):

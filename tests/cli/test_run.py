@@ -720,6 +720,9 @@ def test_a_prediction_from_a_file(invoke: Invoke, tmp_path: Path) -> None:
     answer = json.loads(invoke(*asked, "--drafters", "lookup", "--draft-max", "5", "--prediction", str(file)).out)
     assert answer["text"] == plain["text"]
     assert answer["sources"].count("prediction") > 10
+    alone = json.loads(invoke(*asked, "--drafters", "prediction", "--draft-max", "5", "--prediction", str(file)).out)
+    assert (alone["text"], alone["drafters"]) == (plain["text"], [])
+    assert set(alone["stats"]["drafted_by_source"]) == {"prediction"}
     report = invoke("run", "-p", "def f(x):", *FAST, "--draft-max", "5", "--prediction", str(file)).err
     assert re.search(r"accepted from +=.*prediction \d+ of \d+", report)
     for written, message in (

@@ -66,7 +66,16 @@ def test_tokens_of_a_prediction_are_counted(server: Hosted, plain: str) -> None:
     assert min(details(answer)) > 0
 
 
-@pytest.mark.parametrize("others", [{}, {"speculative": {"verify": "rejection"}, "temperature": 0}])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"speculative": {"verify": "rejection"}, "temperature": 0},
+        {"grammar": 'root ::= "abc" ([a-f ] [g-h])*', "ignore_eos": False},
+        {"speculative": {"policy": "fixed", "draft_max": 6, "drafters": ["prediction", "lookup"]}},
+        {"cache_prompt": False, "stop": ["zz"], "logprobs": True},
+    ],
+)
 def test_beside_other_drafters_the_text_is_the_same(server: Hosted, others: dict[str, Any]) -> None:
     body = {**BODY, **others}
     plain = text_of(server.answer(CHAT, {**body, "speculative": {"off": True}}))

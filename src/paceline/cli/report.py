@@ -40,7 +40,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
         f"speed: {stats.predicted_per_second or 0.0:8.3f} t/s  (the first token came with the prompt)",
         "",
     ]
-    if model.drafters:
+    if model.drafter_names:
         share = stats.accept_share
         lines += [
             f"n_draft   = {model.policy.draft_length}",
@@ -87,7 +87,7 @@ def one_line_report(model: Model, generation: Generation) -> str:
     parts = [f"{stats.predicted_tokens} tokens"]
     if stats.predicted_per_second is not None:
         parts.append(f"{stats.predicted_per_second:.1f} t/s")
-    if model.drafters and stats.predicted_tokens and not stats.num_drafted:
+    if model.drafter_names and stats.predicted_tokens and not stats.num_drafted:
         reason = stats.off_reason
         parts.append("nothing was drafted" if reason is None else f"nothing was drafted: {OFF_REASONS[reason]}")
     if stats.num_drafted:
