@@ -20,6 +20,8 @@ from benchmarks.chats import EPILOG as CHATS_EPILOG
 from benchmarks.chats import chats
 from benchmarks.cores import EPILOG as CORES_EPILOG
 from benchmarks.cores import cores
+from benchmarks.edits import EPILOG as EDITS_EPILOG
+from benchmarks.edits import edits
 from benchmarks.gpu.command import EPILOG as GPU_EPILOG
 from benchmarks.gpu.command import gpu
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
@@ -110,6 +112,7 @@ app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
 # This loads the models that it is told of.
 app.command("predicted", epilog=PREDICTED_EPILOG)(predicted)
+app.command("edits", epilog=EDITS_EPILOG)(edits)
 # This makes what measures elsewhere.
 app.command("gpu", epilog=GPU_EPILOG)(gpu)
 # These need root, and a disk whose reads can be bounded.
