@@ -7,6 +7,8 @@ server; every other flag goes on as it came. It needs nothing but Python, as the
 Environment:
     PARITY_SERVER: the path of a llama-server, or ``paceline``.
     PARITY_MODEL: the GGUF that stands for every text model.
+    PARITY_EMBEDDER: the GGUF that stands for every embedding model, if given.
+    PARITY_RERANKER: the GGUF that stands for every reranker, if given.
     PARITY_PYTHON: the interpreter that has paceline; the launcher's own if not given.
     PARITY_RECORD: a file that gets one line of JSON with the flags of each start, if given.
 """
@@ -49,6 +51,8 @@ NAMED_MODELS = {
 TEMPLATES = "../../../models/templates"
 # What no text model can stand for.
 OTHER_KINDS = ("--embedding", "--reranking", "--mmproj-url")
+# Models that stand for those of these kinds, where the environment names some.
+OTHER_MODELS = {"--embedding": "PARITY_EMBEDDER", "--reranking": "PARITY_RERANKER"}
 
 
 class _HealthOnly(BaseHTTPRequestHandler):
@@ -76,8 +80,8 @@ class _HealthOnly(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def with_local_model(flags: list[str], model: str) -> list[str] | None:
-    """Return ``flags`` with ``model`` in place of a model of the hub.
+def with_local_model(flags: list[str], model: str, others: dict[str, str] | None = None) -> list[str] | None:
+    """Return ``flags`` with ``model`` in place of a model of the hub, or that of ``others`` for one of their flags.
 
     Returns:
         The flags; None for a server that no text model can stand for.
@@ -93,8 +97,10 @@ def with_local_model(flags: list[str], model: str) -> list[str] | None:
         elif flag != "--offline":
             local = local or flag == "--model"
             kept.append(flag)
-    if any(flag in flags for flag in OTHER_KINDS):
-        return None
+    kind = next((flag for flag in OTHER_KINDS if flag in flags), None)
+    if kind is not None:
+        other = (others or {}).get(kind)
+        return None if other is None else [*kept, "--model", other]
     if repository is None:
         if local:
             return kept
@@ -131,7 +137,8 @@ def command(flags: list[str], environment: dict[str, str]) -> list[str]:
 
 def main() -> None:
     """Become the server, or answer /health in its place."""
-    flags = with_local_model(sys.argv[1:], os.environ["PARITY_MODEL"])
+    others = {flag: os.environ[name] for flag, name in OTHER_MODELS.items() if name in os.environ}
+    flags = with_local_model(sys.argv[1:], os.environ["PARITY_MODEL"], others)
     if flags is None:
         port = int(sys.argv[sys.argv.index("--port") + 1])
         HTTPServer(("127.0.0.1", port), _HealthOnly).serve_forever()

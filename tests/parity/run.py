@@ -100,7 +100,7 @@ def table(outcomes: Mapping[str, Outcomes]) -> str:
     """Return how many cases of each group each server passes, as lines of text."""
     first = next(iter(outcomes.values()))
     rows = [["group", "cases", *(f"{name} passes" for name in outcomes)]]
-    for group in (scope.IN_SCOPE, *scope.TO_COME):
+    for group in (scope.IN_SCOPE, *scope.WITH_OWN_MODELS):
         cases = [case for case in first if scope.group_of(case) == group]
         if cases:
             rows.append([group, str(len(cases)), *(str(_passes(run, cases)) for run in outcomes.values())])
@@ -130,7 +130,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _outcomes(options: argparse.Namespace, folder: Path) -> dict[str, Outcomes]:
     """Return how the cases ended at each server, from an earlier report where the options say so."""
-    groups = [scope.IN_SCOPE]
+    groups = [scope.IN_SCOPE, *options.groups]
     outcomes: dict[str, Outcomes] = {}
     for server in options.servers:
         if server.name in options.reuse:
@@ -157,6 +157,8 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
     parser.add_argument("--tests", type=Path, required=True, help="llama.cpp's folder tools/server/tests")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF of a chat model")
+    parser.add_argument("--embedder", type=Path, help="a GGUF of an embedding model: its cases run too")
+    parser.add_argument("--reranker", type=Path, help="a GGUF of a reranker: its cases run too")
     parser.add_argument(
         "--server",
         dest="servers",
@@ -184,6 +186,15 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{options.tests} has no folder unit; --tests is llama.cpp's tools/server/tests")
     if not options.model.is_file():
         parser.error(f"{options.model} is no file; --model is a GGUF")
+    options.groups = []
+    for group, model, variable in (
+        (scope.EMBEDDINGS, options.embedder, "PARITY_EMBEDDER"),
+        (scope.RERANK, options.reranker, "PARITY_RERANKER"),
+    ):
+        if model is not None:
+            options.groups.append(group)
+            # For the launcher, whatever starts it.
+            os.environ[variable] = str(model.absolute())
     return options
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 IN_SCOPE = "in scope"
 OUT_OF_SCOPE = "out of scope"
 
-TO_COME: tuple[str, ...] = ()
+EMBEDDINGS, RERANK = "embeddings", "rerank"
+WITH_OWN_MODELS = (EMBEDDINGS, RERANK)
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Rule:
 
     Attributes:
         cases: a regular expression; it must match the beginning of what follows ``unit/`` in a case's name.
-        group: ``OUT_OF_SCOPE``, or one of ``TO_COME``.
+        group: ``OUT_OF_SCOPE``, or one of ``WITH_OWN_MODELS``.
         reason: why the cases are not in scope.
     """
 
@@ -29,13 +30,14 @@ class Rule:
 _SAID = "what large models say; what is asked of them is asked as pairs"
 _UNKNOWN_CALLS = "a family unknown to paceline: the model writes plain objects, and this one comes to no end"
 _SAME = "the same as another case, once the model is replaced"
+_OWN = "needs a model of its own kind, which the command may name"
 _MODEL = "needs a model that is not a text model, or not here"
 
 # The first rule that matches a case holds for it. A case that no rule matches is in scope.
 RULES = (
-    Rule(r"test_embedding\.py", OUT_OF_SCOPE, "embeddings"),
-    Rule(r"test_metrics\.py::test_metrics_embedding_", OUT_OF_SCOPE, "embeddings"),
-    Rule(r"test_rerank\.py", OUT_OF_SCOPE, "rerank"),
+    Rule(r"test_embedding\.py", EMBEDDINGS, _OWN),
+    Rule(r"test_metrics\.py::test_metrics_embedding_", EMBEDDINGS, _OWN),
+    Rule(r"test_rerank\.py", RERANK, _OWN),
     Rule(r"test_lora\.py", OUT_OF_SCOPE, "LoRA"),
     Rule(r"test_vision_api\.py", OUT_OF_SCOPE, "vision"),
     Rule(r"test_security\.py::test_local_media_file", OUT_OF_SCOPE, "vision"),
@@ -100,7 +102,7 @@ def rule_of(case: str) -> Rule | None:
 
 
 def group_of(case: str) -> str:
-    """Return ``IN_SCOPE``, ``OUT_OF_SCOPE`` or one of ``TO_COME``."""
+    """Return ``IN_SCOPE``, ``OUT_OF_SCOPE`` or one of ``WITH_OWN_MODELS``."""
     rule = rule_of(case)
     return IN_SCOPE if rule is None else rule.group
 

@@ -25,7 +25,7 @@ from paceline.cli.serve import _size_models
 from paceline.cli.setup import FoundModels
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
-from paceline.models.embedded import embedded_target
+from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions
 from paceline.serving.errors import NotReadyError
 from paceline.serving.model_host import ModelHost, ServedModel
@@ -145,6 +145,8 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
         (["-zq", "1"], "there is no option -zq"),
         (["--frobnicate"], "--frobnicate"),
         (["stray"], "stray"),
+        (["--embedding", "-md", str(embedded_draft())], "leave -md out"),
+        (["--reranking", "--pooling", "mean"], "--pooling"),
         (["--temp", "-1"], "temperature"),
         (["-c", "3", "-np", "4", "--no-kv-unified"], "-np"),
     ],

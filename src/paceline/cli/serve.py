@@ -140,6 +140,10 @@ def serve(
         embeds = options.embedding or options.reranking or describe(Path(found.target.path)).embeds
         if not embeds:
             found = _size_models(context, found, models, options)
+        elif models.draft.path is not None or models.hub_draft is not None:
+            raise InputError(
+                f"{Path(found.target.path).name} turns texts into vectors, which nothing drafts: leave -md out"
+            )
         chat = replace(conversation, forget=False)
 
         def load_here(report: Callable[[float], None]) -> Served:

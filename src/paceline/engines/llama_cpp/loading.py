@@ -254,7 +254,10 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
                 raise _too_little(options, room, stream.least_bytes)
         warn(path, [*remarks, *more])  # inside the try, as a warning may be an error
         if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
-            raise CapabilityError(f"{options.path} is an embedding model; use a decoder-only language model")
+            raise CapabilityError(
+                f"{options.path} is an embedding model and writes no text: serve it (paceline serve), open it by "
+                "load_embedder(), or give a language model"
+            )
         snapshots, recurrent = int(api.llama_n_rs_seq(context)), settings.recurrent
         if recurrent and snapshots == 0 and options.rollback:
             raise CapabilityError(
