@@ -100,7 +100,7 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
         accepted = kind
         if tuple[str, ...] in (kind, *get_args(kind)):
             accepted = Sequence[str]
-        if kind == tuple[int, ...]:
+        if tuple[int, ...] in (kind, *get_args(kind)):
             accepted = Sequence[int]
         if name == "prediction":
             # A text is read as tokens.

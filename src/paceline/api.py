@@ -26,7 +26,7 @@ from paceline.core.errors import CapabilityError, ClosedError, ContextLengthErro
 from paceline.core.numbers import whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName
 from paceline.core.request import Request
-from paceline.core.verify import Verifier, make_verifier
+from paceline.core.verify import Verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.lookup import PREDICTION
 from paceline.drafters.registry import build_drafters, check_drafter_names
@@ -534,8 +534,9 @@ class Model:
             ids = prompt_ids()
             verifier = None
             if wrap is not None:
-                breakers = self.loop.breakers.find(request.params)
-                made = make_verifier(request.speculation.verify, request.params, len(ids), request.constraint, breakers)
+                made = self.loop.make_verifier(
+                    len(ids), request.params, request.rules, request.speculation, request.constraint
+                )
                 verifier = wrap(made, ids)
             prefilled = None if read is None else read(ids)
             return self.loop.add(

@@ -47,6 +47,10 @@ class GenerateOptions(TypedDict, total=False):
     stop: Sequence[str] | None
     ignore_end: bool | None
     preserved_ids: Sequence[int] | None
+    min_tokens: int | None
+    stop_token_ids: Sequence[int] | None
+    include_stop: bool | None
+    allowed_token_ids: Sequence[int] | None
     min_indent: int | None
     temperature: float | None
     top_k: int | None

@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai.types import CompletionUsage
 
+import paceline
 from paceline.server_options import ServerOptions
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
 from tests.timing import WAIT_S
@@ -183,6 +184,7 @@ def test_tokens_named_by_their_ids(server: Hosted) -> None:
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_usage_on_each_chunk(server: Hosted, path: str) -> None:
     body: dict[str, Any] = {"prompt": "abc", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 30}
+    body["seed"] = 2
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     chunks = server.chunks(path, body)
     usages = [CompletionUsage.model_validate(chunk["usage"]) for chunk in chunks]
@@ -201,3 +203,81 @@ def test_usage_on_each_chunk(server: Hosted, path: str) -> None:
 def test_what_llama_servers_route_has_in_other_fields_is_said(server: Hosted) -> None:
     told = server.answer("/completion", {"prompt": "a", "n_predict": 1, "return_token_ids": True})
     assert told["warnings"] == ["return_token_ids changes nothing on this route"]
+
+
+def spelled(server: Hosted, choice: dict[str, Any]) -> str:
+    text: str = server.answer("/detokenize", {"tokens": choice["token_ids"]})["content"]
+    return text
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_an_answer_of_a_least_length(server: Hosted, path: str) -> None:
+    """The scripted model would end at once: its end token has a bias."""
+    end = sorted(server.model.target.vocabulary.end_ids)[0]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 20, "seed": 5}
+    body |= {"prompt": "abc"} if path == COMPLETIONS else {}
+    body |= {"return_token_ids": True, "logit_bias": {str(end): 100}}
+    for least in (0, 1, 7):
+        for speculate in (True, False):
+            asked = {**body, "min_tokens": least, "speculative": {"enabled": speculate}}
+            (choice,) = server.answer(path, asked)["choices"]
+            assert (choice["token_ids"].index(end), choice["finish_reason"]) == (least, "stop")
+    error = server.refusal(path, {**body, "min_tokens": 21})
+    assert (error["param"], "lower min_tokens" in error["message"]) == ("min_tokens", True)
+
+
+def test_tokens_that_are_allowed_and_tokens_that_end_an_answer(server: Hosted) -> None:
+    ids = tokens_of(server, "abc")
+    body = {"prompt": "abc", "max_tokens": 40, "seed": 5, "return_token_ids": True, "allowed_token_ids": ids}
+    (choice,) = server.answer(COMPLETIONS, body)["choices"]
+    assert set(choice["token_ids"]) == set(ids)
+    assert choice["text"] == spelled(server, choice)
+    for include in (False, True):
+        asked = {**body, "stop_token_ids": [ids[1]], "include_stop_str_in_output": include, "min_tokens": 3}
+        (ended,) = server.answer(COMPLETIONS, asked)["choices"]
+        assert (ended["token_ids"].index(ids[1]), ended["finish_reason"]) == (len(ended["token_ids"]) - 1, "stop")
+        assert len(ended["token_ids"]) > 3
+        assert ended["text"] == spelled(server, ended)[: None if include else -1]
+    asked = {**body, "stop": ["b"], "include_stop_str_in_output": True}
+    text = server.answer(COMPLETIONS, asked)["choices"][0]["text"]
+    assert text == choice["text"][: choice["text"].index("b") + 1]
+    for name, value in (("allowed_token_ids", [10**6]), ("stop_token_ids", ["a"]), ("allowed_token_ids", [])):
+        assert server.refusal(COMPLETIONS, {**body, name: value})["param"] == name
+
+
+def test_control_tokens_may_be_spelled_out(server: Hosted) -> None:
+    vocabulary = server.model.target.vocabulary
+    control = sorted(vocabulary.control_ids - vocabulary.end_ids)[0]
+    name = (vocabulary.token_spelling(control) or b"").decode()
+    body = {"prompt": "abc", "max_tokens": 2, "allowed_token_ids": [control]}
+    for skips in (None, True, False):
+        (choice,) = server.answer(COMPLETIONS, {**body, "skip_special_tokens": skips})["choices"]
+        assert choice["text"] == ("" if skips is not False else 2 * name)
+    chat = {"messages": [{"role": "user", "content": "a"}], "skip_special_tokens": False, **body}
+    del chat["prompt"]
+    assert server.answer(CHAT, chat)["choices"][0]["message"]["content"] == 2 * name
+
+
+def test_a_tokenizer_as_vllm_offers_it(pair_server: Hosted) -> None:
+    server = pair_server
+    told = server.answer("/tokenize", {"prompt": "def f", "add_special_tokens": False})
+    plain = server.answer("/tokenize", {"content": "def f"})
+    assert told == {**plain, "count": len(plain["tokens"]), "max_model_len": 512}
+    with_own = server.answer("/tokenize", {"prompt": "def f"})["tokens"]
+    assert with_own == server.answer("/tokenize", {"content": "def f", "add_special": True})["tokens"]
+    assert server.answer("/detokenize", {"tokens": plain["tokens"]})["prompt"] == "def f"
+    info, props = server.get("/tokenizer_info").json(), server.get("/props").json()
+    assert info == {name: props[name] or None for name in ("bos_token", "eos_token", "chat_template")}
+    body = {"prompt": "def f", "max_tokens": 1, "return_token_ids": True}
+    bare = server.answer(COMPLETIONS, {**body, "add_special_tokens": False})["choices"][0]["prompt_token_ids"]
+    assert bare == plain["tokens"]
+    assert server.answer(COMPLETIONS, body)["choices"][0]["prompt_token_ids"] == with_own
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "add_special_tokens": True}
+    assert server.answer(CHAT, chat)["warnings"] == ["add_special_tokens changes nothing on this route"]
+
+
+def test_what_watches_over_vllm(server: Hosted) -> None:
+    assert server.get("/version").json() == {"version": paceline.__version__}
+    assert server.get("/ping").status_code == 200
+    server.wait_for_nothing()
+    assert server.get("/load").json() == {"server_load": 0}

@@ -146,6 +146,8 @@ class SamplingParams:
         dry_sequence_breakers: texts across which nothing counts as repeated, at most 64 of 40 bytes each.
         xtc_probability: how often all but the least likely of the tokens that reach ``xtc_threshold`` are left out.
         xtc_threshold: a probability; above 0.5 nothing is ever left out.
+        allowed_token_ids: tokens of which the answer may be made; ``None`` for all. A token that ends it is one of them
+            only where it is named.
     """
 
     temperature: float = setting(
@@ -270,6 +272,9 @@ class SamplingParams:
         _REAL(called="XTC threshold", low=0.0, high=1.0, way_out="above 0.5 it changes nothing"),
         _SAMPLING("--xtc-threshold", "All but the least likely of those that reach this are left out."),
     )
+    allowed_token_ids: tuple[int, ...] | None = setting(
+        None, Option("other", error=SamplingError, optional=True, variable=None)
+    )
 
     def __post_init__(self) -> None:
         take_values(self)
@@ -286,6 +291,14 @@ class SamplingParams:
                 field="temperature",
             )
         object.__setattr__(self, "logit_bias", _taken_biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            with blame("allowed_token_ids"):
+                allowed = token_ids(self.allowed_token_ids, "allowed_token_ids", SamplingError)
+                object.__setattr__(self, "allowed_token_ids", allowed)
+                if not allowed:
+                    raise SamplingError(
+                        "allowed_token_ids is empty, so nothing could be said: name tokens, or leave it out"
+                    )
         if len({*self.order}) < len(self.order) or not self._in_use <= {*self.order} <= {*LLAMA_CPP_ORDER}:
             raise SamplingError(
                 f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once", field="order"
@@ -348,6 +361,10 @@ class StopRules:
             nothing to it. A token that ends the answer is never written.
         min_indent: a line behind the first that begins with fewer blanks than this ends the answer behind its blanks,
             an empty line, too; 0 lets all lines pass. For code that fills a gap within a block.
+        min_tokens: so many tokens come before the answer may end: until then tokens that end it are left out, unless
+            nothing else may follow, and stop texts do not count.
+        stop_token_ids: further tokens that end the answer.
+        include_stop: whether the text has the stop text that ends it, or the token of ``stop_token_ids``.
     """
 
     max_tokens: int = setting(
@@ -374,11 +391,25 @@ class StopRules:
         0,
         Option("whole", called="min-indent", low=0, way_out="0 lets all lines pass", variable=None, json=("n_indent",)),
     )
+    min_tokens: int = setting(
+        0,
+        Option("whole", low=0, way_out="0 lets the answer end at once"),
+        _OUTPUT("--min-tokens", "Least to generate."),
+    )
+    stop_token_ids: tuple[int, ...] = setting((), Option("other", variable=None))
+    include_stop: bool = setting(False, Option("truth", variable=None, json=("include_stop_str_in_output",)))
 
     def __post_init__(self) -> None:
         take_values(self)
-        with blame("preserved_ids"):
-            object.__setattr__(self, "preserved_ids", token_ids(self.preserved_ids, "preserved_ids"))
+        for name in ("preserved_ids", "stop_token_ids"):
+            with blame(name):
+                object.__setattr__(self, name, token_ids(getattr(self, name), name))
+        if self.min_tokens > self.max_tokens:
+            raise InputError(
+                f"at least {self.min_tokens} tokens of at most {self.max_tokens}: lower `min_tokens`, or raise "
+                "`max_tokens`",
+                field="min_tokens",
+            )
         if any(not text for text in self.stop):
             raise InputError(
                 "an empty stop text would stop before the first token: leave it out (`stop`)", field="stop"

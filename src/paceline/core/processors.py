@@ -96,6 +96,57 @@ NO_BREAKERS: Final = Breakers()
 """Everything may count as repeated."""
 
 
+@dataclass(frozen=True, slots=True)
+class LateTokens:
+    """Tokens that are left out before a position: those that would end an answer before it has its least length."""
+
+    token_ids: tuple[int, ...]
+    position: int
+
+
+def build_bans(params: SamplingParams, late: LateTokens | None) -> list[Processor]:
+    """Return what leaves tokens out whatever their logits; it comes before all that has an order."""
+    bans = [_allowed_tokens(params), None if late is None else _late_tokens(late)]
+    return [ban for ban in bans if ban is not None]
+
+
+def _allowed_tokens(params: SamplingParams) -> Processor | None:
+    if params.allowed_token_ids is None:
+        return None
+    token_ids = np.unique(np.array(params.allowed_token_ids, dtype=np.int64))
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        indices, _ = _find_candidates(candidates, token_ids)
+        if len(indices) == 0 or candidates.logits[indices].max() == -math.inf:
+            raise SamplingError(
+                "no token of `allowed_token_ids` may follow here: allow others, or leave it out",
+                field="allowed_token_ids",
+            )
+        return candidates.keep(indices)
+
+    return apply
+
+
+def _late_tokens(late: LateTokens) -> Processor:
+    token_ids = np.array(sorted(late.token_ids), dtype=np.int64)
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        if len(history) >= late.position:
+            return candidates
+        indices, _ = _find_candidates(candidates, token_ids)
+        if len(indices) == 0:
+            return candidates
+        logits = candidates.writable()
+        banned = logits[indices]
+        logits[indices] = -math.inf
+        if logits.max() == -math.inf:
+            # A grammar, or biases, have nothing else follow.
+            logits[indices] = banned
+        return candidates
+
+    return apply
+
+
 def build_processors(params: SamplingParams, breakers: Breakers = NO_BREAKERS) -> list[Processor]:
     """Return the processors that change anything, in their order."""
     factories: dict[str, Callable[[], Processor]] = {

@@ -96,7 +96,7 @@ class Request:
         self.cache = cache
         self.logprob_params = logprob_params
         self.sequence = -1
-        self.text = TextStream(rules.stop, rules.preserved_ids, rules.min_indent)
+        self.text = new_text(rules)
         self.sources: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -139,6 +139,16 @@ class Request:
     def decoding(self) -> bool:
         """Whether the next pass has a tree of this request. The last chunk of a prompt emits a token without one."""
         return self.cached == len(self.token_ids) - 1 and self.num_output > 0
+
+
+def new_text(rules: StopRules) -> TextStream:
+    return TextStream(
+        rules.stop,
+        rules.preserved_ids,
+        rules.min_indent,
+        min_tokens=rules.min_tokens,
+        include_stop=rules.include_stop,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from paceline.core.processors import (
     Breakers,
     Candidates,
     DynamicTemperature,
+    LateTokens,
+    build_bans,
     build_processors,
     largest,
 )
@@ -252,13 +254,14 @@ class RowSampler:
     """Turns rows of logits into tokens for one request.
 
     ``history`` arguments are all tokens before the row's token, drafted ancestors included; only penalties, DRY, XTC
-    (which asks for their number), the reasoning budget and the constraint read them.
+    (which asks for their number), the reasoning budget, the constraint and a least length read them.
 
     Args:
         params: how the request is sampled.
         num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
         constraint: what the answer may say; ``None`` for anything.
         breakers: where the texts stand that ``params.dry_sequence_breakers`` names.
+        late: tokens that are left out at its beginning; ``None`` for none.
     """
 
     def __init__(
@@ -267,11 +270,13 @@ class RowSampler:
         num_prompt: int = 0,
         constraint: Constraint | None = None,
         breakers: Breakers = NO_BREAKERS,
+        late: LateTokens | None = None,
     ) -> None:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
-        self._processors = build_processors(params, breakers)
-        self._needs_history = not {"penalties", "dry", "xtc"}.isdisjoint(params.active)
+        bans = build_bans(params, late)
+        self._processors = [*bans, *build_processors(params, breakers)]
+        self._needs_history = late is not None or not {"penalties", "dry", "xtc"}.isdisjoint(params.active)
         budget = params.reasoning_budget
         self._keeper = None if budget is None else BudgetKeeper(budget, num_prompt, opens_once=constraint is not None)
         self._constraint: ConstraintKeeper | None = None
@@ -281,7 +286,7 @@ class RowSampler:
         self._plain_argmax = params.greedy and not self._processors and not self.reads_history
         self._few = FewCandidates(params, self.noise) if FewCandidates.suits(params) else None
         lead = ("logit_bias", "penalties", "dry", *(() if _is_in(LLAMA_CPP_ORDER, params.active) else ("temperature",)))
-        self._lead = self._processors[: sum(name in lead for name in params.active)]
+        self._lead = self._processors[: len(bans) + sum(name in lead for name in params.active)]
 
     @property
     def reads_history(self) -> bool:

@@ -55,14 +55,28 @@ class TextStream:
 
     A line that begins with fewer than ``min_indent`` blanks ends the text behind its blanks, but for the first line,
     whose beginning may be in the prompt.
+
+    Stop texts that are complete within the first ``min_tokens`` tokens do not count. With ``include_stop`` the one that
+    counts is the end of the text.
     """
 
-    def __init__(self, stop: Sequence[str] = (), preserved_ids: Collection[int] = (), min_indent: int = 0) -> None:
+    def __init__(
+        self,
+        stop: Sequence[str] = (),
+        preserved_ids: Collection[int] = (),
+        min_indent: int = 0,
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._preserved_ids = preserved_ids
         self._withheld: list[_Piece] = []
         self._last_source = ""
+        self._num_early = min_tokens
+        self._is_early = False
+        self._include_stop = include_stop
         self._min_indent = min_indent
         # Blanks of a line that has nothing else yet; of others, and the first, None.
         self._indent: int | None = None
@@ -75,6 +89,8 @@ class TextStream:
 
     def push_token(self, token_id: int, source: str, vocabulary: Vocabulary) -> list[TextSegment]:
         """Add a token and return the text that became final; a preserved control token is text."""
+        self._is_early = self._num_early > 0
+        self._num_early -= 1
         token_bytes = vocabulary.token_bytes(token_id)
         if not token_bytes and token_id in self._preserved_ids:
             token_bytes = vocabulary.token_spelling(token_id) or b""
@@ -130,10 +146,11 @@ class TextStream:
         pieces = [*self._withheld, _Piece(text, source, shown)]
         joined = "".join(piece.text for piece in pieces)
         found = [(start, stop) for stop in self._stop if (start := joined.find(stop)) >= 0]
-        if found:
+        if found and not self._is_early:
             start, self.stop_text = min(found, key=lambda place: place[0])
             self.stopped = True
             self._withheld = []
+            start += len(self.stop_text) if self._include_stop else 0
             return _drop_hidden(_split(pieces, start)[0])
         # Anything that no suffix of the text so far can extend to a stop text is final.
         final, self._withheld = _split(pieces, len(joined) - self._longest_partial_stop(joined))

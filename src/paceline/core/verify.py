@@ -21,7 +21,7 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError
 from paceline.core.params import SamplingParams, VerifierName
-from paceline.core.processors import NO_BREAKERS, Breakers
+from paceline.core.processors import NO_BREAKERS, Breakers, LateTokens
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import ROOT, DraftTree
 
@@ -170,8 +170,9 @@ class CoupledVerifier:
         num_prompt: int = 0,
         constraint: Constraint | None = None,
         breakers: Breakers = NO_BREAKERS,
+        late: LateTokens | None = None,
     ) -> None:
-        self.sampler = RowSampler(params, num_prompt, constraint, breakers)
+        self.sampler = RowSampler(params, num_prompt, constraint, breakers, late)
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -208,8 +209,9 @@ class RejectionVerifier:
         num_prompt: int = 0,
         constraint: Constraint | None = None,
         breakers: Breakers = NO_BREAKERS,
+        late: LateTokens | None = None,
     ) -> None:
-        self.sampler = RowSampler(params, num_prompt, constraint, breakers)
+        self.sampler = RowSampler(params, num_prompt, constraint, breakers, late)
         # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
         self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
 
@@ -301,6 +303,7 @@ def make_verifier(
     num_prompt: int = 0,
     constraint: Constraint | None = None,
     breakers: Breakers = NO_BREAKERS,
+    late: LateTokens | None = None,
 ) -> Verifier:
     """Return a new verifier for one request.
 
@@ -308,6 +311,7 @@ def make_verifier(
         num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
         constraint: what the answer may say; ``None`` for anything.
         breakers: where the texts stand that ``params.dry_sequence_breakers`` names.
+        late: tokens that are left out at its beginning; ``None`` for none.
     """
     verifier = CoupledVerifier if name == "coupled" else RejectionVerifier
-    return verifier(params, num_prompt, constraint, breakers)
+    return verifier(params, num_prompt, constraint, breakers, late)

@@ -33,6 +33,7 @@ from paceline.core.errors import BusyError, ConstraintError, InputError, NoRoomE
 from paceline.core.logprobs import LogprobParams
 from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
+from paceline.core.processors import LateTokens
 from paceline.core.request import Emission, Request
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
@@ -158,9 +159,7 @@ class DecodingLoop:
         """
         try:
             self._check(prompt_ids, params, rules, speculation)
-            if verifier is None:
-                breakers = self.breakers.find(params)
-                verifier = make_verifier(speculation.verify, params, len(prompt_ids), constraint, breakers)
+            verifier = verifier or self.make_verifier(len(prompt_ids), params, rules, speculation, constraint)
             if rules.ignore_end and verifier.sampler.is_constrained:
                 raise ConstraintError(
                     "an answer that keeps to a grammar ends where that ends: leave out `ignore_end`, or the grammar",
@@ -174,6 +173,21 @@ class DecodingLoop:
                 self._engine.close_sequence(prefilled.sequence)
             raise
         return request
+
+    def make_verifier(
+        self,
+        num_prompt: int,
+        params: SamplingParams,
+        rules: StopRules,
+        speculation: SpeculationParams = _DEFAULT_SPECULATION,
+        constraint: Constraint | None = None,
+    ) -> Verifier:
+        """Return what judges the drafts of a request with a prompt of so many tokens, unless another is given."""
+        late = None
+        if rules.min_tokens:
+            ends = () if rules.ignore_end else self._engine.vocabulary.end_ids
+            late = LateTokens((*ends, *rules.stop_token_ids), num_prompt + rules.min_tokens)
+        return make_verifier(speculation.verify, params, num_prompt, constraint, self.breakers.find(params), late)
 
     def add_observer(self, observer: Observer) -> None:
         self._observers = (*self._observers, observer)
@@ -293,6 +307,8 @@ class DecodingLoop:
                 (*budget.start, *budget.end, *budget.forced) if budget is not None else (),
             ),
             ("preserved_ids", "token id {} of preserved_ids is", rules.preserved_ids),
+            ("stop_token_ids", "token id {} of stop_token_ids is", rules.stop_token_ids),
+            ("allowed_token_ids", "token id {} of allowed_token_ids is", params.allowed_token_ids or ()),
             ("prediction", "token id {} of the prediction is", speculation.prediction),
         ):
             for token_id in token_ids:

@@ -112,7 +112,12 @@ class Postprocessor:
 
     def _append_text(self, request: Request, token_id: int) -> FinishReason | None:
         """Add the text of the token just emitted and return why the request ends with it, if it does."""
-        if token_id in self._end_ids and not request.rules.ignore_end:
+        rules = request.rules
+        if token_id in rules.stop_token_ids:
+            if rules.include_stop:
+                request.segments += request.text.push_token(token_id, request.sources[-1], self._vocabulary)
+            return "end"
+        if token_id in self._end_ids and not rules.ignore_end:
             return "end"
         request.segments += request.text.push_token(token_id, request.sources[-1], self._vocabulary)
         if request.text.stopped:

@@ -30,8 +30,7 @@ from dataclasses import dataclass
 
 from paceline.core.clock import Clock
 from paceline.core.errors import CapabilityError, PacelineError, QueueFullError
-from paceline.core.request import Emission, FinishReason, Request
-from paceline.core.text import TextStream
+from paceline.core.request import Emission, FinishReason, Request, new_text
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import Engine
 from paceline.engines.sequence_pool import SequencePool
@@ -505,7 +504,7 @@ def rollback_text(request: Request, num_tokens: int, vocabulary: Vocabulary) -> 
     del request.sources[request.num_output :]
     del request.logprobs[request.num_output :]
     del request.segment_ends[request.num_output :]
-    request.text = TextStream(request.rules.stop, request.rules.preserved_ids, request.rules.min_indent)
+    request.text = new_text(request.rules)
     request.segments = []
     for token_id, source in zip(request.output_ids, request.sources, strict=True):
         request.segments += request.text.push_token(token_id, source, vocabulary)

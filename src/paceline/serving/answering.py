@@ -295,8 +295,11 @@ class Answer:
         self.interrupted = False
         self._timers: list[asyncio.TimerHandle] = []
         try:
-            own = {"namespace": namespace, "client": client}
+            own: dict[str, object] = {"namespace": namespace, "client": client}
+            shown = request.options.rules.preserved_ids
             for prompt in prompts:
+                # Those that the prompt of a conversation needs come beside those that were asked for.
+                own["preserved_ids"] = (*(prompt.options.get("preserved_ids") or ()), *shown)
                 for choice in range(request.num_choices):
                     options = request.options.replaced({**prompt.options, **own, "choice": choice})
                     stream = served.model.astart(prompt.token_ids, options)

@@ -28,6 +28,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from paceline import __version__
 from paceline.core.errors import PacelineError
 from paceline.core.numbers import shown
 from paceline.serving.answering import PreparedPrompt
@@ -238,7 +239,7 @@ class Handlers:
         """Return the table. FastAPI takes the first line that fits."""
         # fmt: off
         table = [
-            Route(_GET, ("/health", "/v1/health"), self.health, "Whether the model is there",
+            Route(_GET, ("/health", "/v1/health", "/ping"), self.health, "Whether the model is there",
                   is_public=True, is_polled=True),
             Route(_GET, ("/metrics",), self.metrics, "Counts and times, for Prometheus", is_polled=True),
             Route(_POST, ("/completion", "/completions"), self.native, "Go on with a text"),
@@ -265,6 +266,9 @@ class Handlers:
                   "Write a conversation as the model's template has it"),
             Route(_GET, ("/v1/models", "/models"), self.models, "The model", is_polled=True),
             Route(_GET, ("/v1/models/{name:path}",), self.model, "The model, by one of its names"),
+            Route(_GET, ("/tokenizer_info",), self.tokenizer_info, "The tokens that begin and end texts"),
+            Route(_GET, ("/version",), self.version, "The version of paceline"),
+            Route(_GET, ("/load",), self.load, "How many answers are asked for", is_polled=True),
             Route(_GET, ("/props",), self.props, "How requests are answered that say nothing", is_polled=True),
             Route(_POST, ("/props",), self.set_props),
             Route(_GET, ("/slots",), self.slots, "What is under way", is_polled=True),
@@ -340,11 +344,15 @@ class Handlers:
         return _json(await cancel_on_disconnect(request, answer))
 
     async def tokenize(self, request: Request, body: _Tokenize) -> Response:
-        vocabulary = self._server.host.loaded.vocabulary
-        warned = self._collect_warnings(body)
+        loaded = self._server.host.loaded
+        vocabulary = loaded.vocabulary
+        beside: dict[str, Any] = self._collect_warnings(body)
+        add_special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        if add_special is None:
+            add_special = body.prompt is not None
 
         def answer() -> bytes:
-            parts = read_mixed(body.content, "content")
+            parts = read_mixed(body.content, "content") if body.prompt is None else [body.prompt]
             length = sum(len(part.encode("utf-8", "replace")) for part in parts if isinstance(part, str))
             if length > _MAX_TOKENIZED:
                 raise FieldError(
@@ -354,7 +362,7 @@ class Handlers:
             token_ids = encode(
                 parts,
                 vocabulary,
-                add_special=bool(body.add_special),
+                add_special=add_special,
                 parse_special=body.parse_special is not False,
             )
             check_ids(token_ids, vocabulary, "content")
@@ -365,7 +373,9 @@ class Handlers:
                     for token_id in token_ids
                 )
             written = b",".join(to_json(some)[1:-1] for some in iter(lambda: list(islice(items, AT_ONCE)), []))
-            return b'{"tokens":[%b]%b}' % (written, b"," + to_json(warned)[1:-1] if warned else b"")
+            if body.prompt is not None:
+                beside.update(count=len(token_ids), max_model_len=loaded.context_length)
+            return b'{"tokens":[%b]%b}' % (written, b"," + to_json(beside)[1:-1] if beside else b"")
 
         return await self._answer_in_thread(request, answer)
 
@@ -376,7 +386,9 @@ class Handlers:
         def answer() -> bytes:
             token_ids = read_ids(body.tokens, "tokens")
             check_ids(token_ids, vocabulary, "tokens")
-            return to_json({"content": tokens_to_text(token_ids, vocabulary), **warned})
+            text = tokens_to_text(token_ids, vocabulary)
+            # Under vLLM's name, too.
+            return to_json({"content": text, "prompt": text, **warned})
 
         return await self._answer_in_thread(request, answer)
 
@@ -413,6 +425,17 @@ class Handlers:
             return {**self._server.host.asleep["props"], "is_sleeping": True}
         served = self._server.host.loaded
         return await self._share(request).offload(Kind.UPKEEP, lambda: server_props(served, self._server.options))
+
+    async def tokenizer_info(self, request: Request) -> dict[str, Any]:
+        props = await self.props(request)
+        return {name: props[name] or None for name in ("bos_token", "eos_token", "chat_template")}
+
+    async def version(self) -> dict[str, str]:
+        return {"version": __version__}
+
+    async def load(self) -> dict[str, int]:
+        load = self._server.load()
+        return {"server_load": load.running + load.waiting}
 
     async def set_props(self) -> None:
         raise WrongMethodError(
@@ -498,6 +521,7 @@ class Handlers:
             body.prompt,
             num_choices=generation.num_choices,
             most=self._server.options.max_choices,
+            add_special=body.add_special_tokens is not False,
         )
 
     async def _embed(self, request: Request, body: EmbeddingBody, *, in_openai_form: bool) -> Response:

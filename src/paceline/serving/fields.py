@@ -73,13 +73,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "length_penalty": Neutral(_is(1), "leave it out"),
     "truncate_prompt_tokens": Neutral(_is(-1), "shorten the prompt"),
     "chat_template": Neutral(_empty, "start the server with `template`, or send a completion"),
-    "min_tokens": Neutral(_is(0), "leave it out"),
-    "stop_token_ids": Neutral(_empty, "give their texts in stop"),
-    "skip_special_tokens": Neutral(_is(True), "leave it out"),
-    "spaces_between_special_tokens": Neutral(_is(True), "leave it out"),
-    "include_stop_str_in_output": Neutral(_is(False), "leave it out"),
     "bad_words": Neutral(_empty, "ban tokens with logit_bias"),
-    "allowed_token_ids": Neutral(_empty, "ban the others with logit_bias"),
     "modalities": Neutral(_is(["text"]), "this server writes text"),
     "audio": Neutral(_empty, "this server writes text"),
     "functions": Neutral(_empty, "send tools"),
@@ -106,6 +100,8 @@ HARMLESS: Final[frozenset[str]] = frozenset(
         *("prompt_cache_retention", "prompt_cache_options", "priority", "verbosity", "client_metadata"),
         *("inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics", "billing_policy", "fallbacks"),
         *("fallback_credit_token", "betas", "anthropic_beta", "anthropic_version", "cache_control", "container"),
+        # of tokenizers that put blanks between control tokens
+        "spaces_between_special_tokens",
         # how it is computed
         *("backend_sampling", "id_slot", "n_cache_reuse", "message_delimiters", "t_max_prompt_ms"),
         # of samplers that are switched off

@@ -91,6 +91,7 @@ _DOTTED: Final[Mapping[str, str]] = {
 
 _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
     "echo": ("completions", "chat"),
+    "add_special_tokens": ("native", "completions"),
     "return_tokens": ("native",),
     "return_token_ids": ("completions", "chat"),
     "return_tokens_as_token_ids": ("completions", "chat"),
@@ -234,6 +235,8 @@ def read_generation_request(
         named_by = ("top_logprobs", "logprobs", "n_probs", "include")
         names["logprobs"] = next(name for name in named_by if name in given)
         options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
+    if given.get("skip_special_tokens") is False:
+        options["preserved_ids"] = sorted(model.target.vocabulary.control_ids)
     echo = bool(given.get("echo"))
     num_prompt_logprobs = given.get("prompt_logprobs")
     if num_prompt_logprobs is not None and given.get("stream"):

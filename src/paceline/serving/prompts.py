@@ -45,7 +45,14 @@ from paceline.vocabularies.length import most_tokens
 
 
 async def prepare_completions(
-    served: ServedModel, share: Share, kind: Kind, prompt: Any, *, num_choices: int, most: int
+    served: ServedModel,
+    share: Share,
+    kind: Kind,
+    prompt: Any,
+    *,
+    num_choices: int,
+    most: int,
+    add_special: bool = True,
 ) -> list[PreparedPrompt]:
     """Return the prompts of a completion.
 
@@ -58,7 +65,7 @@ async def prepare_completions(
         found = []
         for parts in read_prompts(prompt, num_choices=num_choices, most=most):
             _check_least(parts, vocabulary, served.context_length)
-            token_ids = encode(parts, vocabulary, add_special=True, parse_special=True)
+            token_ids = encode(parts, vocabulary, add_special=add_special, parse_special=True)
             check_ids(token_ids, vocabulary, "prompt")
             if not token_ids:
                 raise FieldError("prompt", "the prompt is empty: give at least one token to go on from")

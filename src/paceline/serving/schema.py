@@ -77,6 +77,10 @@ Object = Annotated[dict[str, Any], WrapValidator(_skip_copy)]
 Objects = Annotated[list[dict[str, Any]], WrapValidator(_skip_copy_of_list)]
 """Objects."""
 
+_IDS: Final = {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}
+Ids = Annotated[Any, WithJsonSchema(_IDS)]
+"""Token ids. They are checked where the options are made."""
+
 _BIAS: Final = {"anyOf": [{"type": "number"}, {"const": False}]}
 _BIASES: Final = {
     "anyOf": [
@@ -141,7 +145,7 @@ def _field_type(field: TableField) -> Any:
 
 _WRITTEN_OUT: Final = (
     *("logit_bias", "stop", "reasoning_budget", "preserved_ids", "order", "choice"),
-    *("namespace", "client"),
+    *("namespace", "client", "stop_token_ids", "allowed_token_ids"),
 )
 """Fields of the table that a request has in another form, or that are not a client's to set."""
 
@@ -176,6 +180,9 @@ class _Generation(_Body):
     n: Whole | None = Field(None, description="Answers to the prompt.", json_schema_extra={"minimum": 1})
     n_cmpl: Whole | None = Field(None, description="As n.", json_schema_extra={"minimum": 1})
     stop: Texts | str | None = Field(None, description="Texts that end the answer where they begin.")
+    stop_token_ids: Ids = Field(None, description="Further tokens that end the answer.")
+    allowed_token_ids: Ids = Field(None, description="Tokens of which the answer may be made.")
+    skip_special_tokens: bool | None = Field(None, description="false spells out control tokens in the answer.")
     logit_bias: Biases = Field(None, description="Added to the logits of tokens, by id or by text; false bans.")
     samplers: Texts | str | None = Field(None, description="The order of the sampling steps, by llama.cpp's names.")
     return_tokens: bool | None = Field(None, description="Send token ids, too.")
@@ -222,6 +229,9 @@ class CompletionBody(_Generated):  # type: ignore[misc, valid-type]
         ..., description="A text, token ids, both mixed, or several of these.", examples=[_EXAMPLE_TEXT]
     )
     echo: bool | None = Field(None, description="Put the prompt before the answer.")
+    add_special_tokens: bool | None = Field(
+        None, description="false leaves out the tokens that the model's vocabulary puts before a text."
+    )
     logprobs: Whole | bool | None = Field(None, description="How many likely tokens to list beside each.")
 
 
@@ -269,6 +279,7 @@ class ChatBody(_Generated, _Conversation):  # type: ignore[misc, valid-type]
     """A conversation to answer."""
 
     echo: bool | None = Field(None, description="Put the beginning of a message that is continued before the rest.")
+    add_special_tokens: bool | None = Field(None, description="Taken: the template writes them.")
     tool_choice: Any = Field(None, description="none, auto, required, or the function that has to be called.")
     parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls.")
     logprobs: bool | Whole | None = Field(None, description="Whether to say how likely each token was.")
@@ -325,7 +336,9 @@ class TokenizeBody(_Body):
     """A text to turn into tokens."""
 
     content: Any = Field("", description="A text, or texts and token ids mixed.", examples=[_EXAMPLE_TEXT])
+    prompt: str | None = Field(None, description="A text, as vLLM calls it.")
     add_special: bool | None = Field(None, description="Put the model's own tokens at the start.")
+    add_special_tokens: bool | None = Field(None, description="As add_special; of a prompt it is true unless said.")
     parse_special: bool | None = Field(None, description="Take the spelling of a control token for that token.")
     with_pieces: bool | None = Field(None, description="Say what each token spells.")
 
