@@ -216,6 +216,8 @@ def test_an_embedder_is_told_as_one(embedding: Hosted) -> None:
     assert (models["data"][0]["id"], models["models"][0]["capabilities"]) == ("tiny", ["embedding"])
     props = embedding.get("/props").json()
     assert (props["pooling"], props["default_generation_settings"]["n_ctx"]) == ("mean", 256)
+    # The page reads them.
+    assert props["speculative"]["drafters"] == []
     assert embedding.get("/slots").json() == []
     assert embedding.get("/health").json() == {"status": "ok"}
     assert embedding.answer("/tokenize", {"content": "a"})["tokens"] == [32]

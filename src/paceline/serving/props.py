@@ -90,6 +90,7 @@ def server_props(served: Served, options: ServerOptions) -> dict[str, Any]:
             **_common_props(served, options, path),
             "chat_template": "",
             "chat_template_caps": {},
+            "speculative": {"drafters": [], "policy": "plain", "verify": "coupled", "reason": "nothing is written"},
         }
     request = served.model.read_options(served.options)
     params = replace(request.params, seed=served.seed or 0)
