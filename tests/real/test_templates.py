@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from dataclasses import replace
@@ -16,12 +17,15 @@ from paceline.chat.params import ChatParams
 from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.chat.template import ChatTemplate
 from paceline.core.errors import InputError
-from paceline.serving.chat_request import drop_unfollowed, read_chat_params
+from paceline.serving.chat_request import drop_unfollowed, read_chat_params, tools_for_template
+from paceline.serving.conversations import iter_merged
+from paceline.serving.messages_request import read_messages as read_messages_body
 from paceline.serving.prompts import _usual_variables
-from paceline.serving.schema import TemplateBody
+from paceline.serving.schema import MessagesBody, TemplateBody, validate_body
 from tests.chat.conversing import ControlledBytes
 from tests.conftest import SUMMARY_LINES
 from tests.real.conversations import CONVERSATIONS, HISTORIES, TOOLS, assistant, user
+from tests.serving.test_messages_request import CLAUDE_CODE
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -69,6 +73,23 @@ def test_histories_as_clients_send_them_are_read(
         assert text is None or '"arguments": }' not in text
         num_read += text is not None and ("arguments" not in name or "4 pm sharp" in text)
     assert num_read >= 70 - NO_CALLS
+
+
+def test_what_claude_code_sends_is_read_whole(models: Path) -> None:
+    conversation = read_messages_body(validate_body(MessagesBody, CLAUDE_CODE))
+    tools = tools_for_template(conversation.tools)
+    said = ("You are an agent.", "List the files.", "agent types", "a.py", "Be careful.", "5000 tokens left")
+    num_read = num_merged = 0
+    for reader in readers_of(models):
+        for number, messages in enumerate((conversation.messages, *iter_merged(conversation.messages))):
+            with contextlib.suppress(InputError):
+                text = reader.prompt(messages, tools=tools, params=ChatParams(forget=False), max_tokens=0).text
+                assert [words for words in said if words not in text] == [], reader.template.origin
+                num_read += 1
+                num_merged += number > 0
+                break
+    assert num_read >= 70 - NO_CALLS
+    assert num_merged >= 9
 
 
 def test_no_question_is_left_out_for_its_role(models: Path) -> None:

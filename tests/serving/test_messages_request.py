@@ -149,8 +149,15 @@ def test_what_only_anthropic_has_is_left_out_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"messages": [user({"type": "image", "source": {}})]}, "image input is not supported"),
-        ({"messages": [user(result(content=[{"type": "image"}]))]}, r"content\[0\].content\[0\]: image input is not"),
+        # In the form by which Claude Code knows them, and asks again without.
+        (
+            {"messages": [user({"type": "image", "source": {}})]},
+            r"^messages\[0\]\.content\[0\]\.image: image input is not supported",
+        ),
+        (
+            {"messages": [user(result(content=[{"type": "image"}]))]},
+            r"^messages\[0\]\.content\[0\]\.tool_result\.content\[0\]\.image: image input is not supported",
+        ),
         ({"messages": [user({"type": "document", "source": {"type": "base64"}})]}, "document input is not supported"),
         ({"messages": [user({"type": "video"})]}, "is of type 'video'"),
         ({"messages": [user(5)]}, r"messages\[0\].content\[0\] is 5"),

@@ -114,7 +114,7 @@ class _MessageReader:
                 said += _read_block(block, at)
                 continue
             has_results = True
-            text = "\n".join(_read_said(block.get("content", ""), f"{at}.content"))
+            text = "\n".join(_read_said(block.get("content", ""), f"{at}.tool_result.content"))
             if block.get("is_error") and "error" not in text[:64].lower():
                 # Chats have no field for it.
                 text = f"Error: {text}"
@@ -179,8 +179,9 @@ def _read_block(block: Mapping[str, Any], place: str) -> list[str]:
         name = "data" if source["type"] == "text" else "content"
         return ["\n".join((*about, *read_texts(source.get(name), f"{place}.source.{name}")))]
     if kind in ("image", "document"):
+        # The place in this form has Claude Code leave it out and ask again.
         raise FieldError(
-            "messages", f"{place}: {kind} input is not supported, as this model reads text alone: leave it out"
+            "messages", f"{place}.{kind}: {kind} input is not supported, as this model reads text alone: leave it out"
         )
     raise FieldError("messages", f"{place} is of type {shown(kind)}, which cannot be read here: give text")
 
