@@ -31,6 +31,7 @@ class ServerOptions:
         alias: names of the model; the first in the alphabet is its id.
         tags: words about the model, for clients that look for them.
         slots: whether ``/slots`` says what is under way.
+        slot_save_path: a folder for what clients save of places (``/slots/0?action=save``); ``None`` offers no saving.
         metrics: whether ``/metrics`` is offered.
         ui: whether ``/`` shows a page.
         api_key: keys, one of which a request has to bring; none asks for none.
@@ -99,6 +100,13 @@ class ServerOptions:
         _SERVER("--tags", "Words about the model for clients, with commas.", metavar="TAG[,...]"),
     )
     slots: bool = setting(True, Option("truth"), _SERVER("--slots/--no-slots", "Offer /slots."))
+    slot_save_path: str | None = setting(
+        None,
+        Option("other", optional=True),
+        _SERVER(
+            "--slot-save-path", "Folder for what clients save by /slots/0?action=save, and restore.", metavar="FOLDER"
+        ),
+    )
     metrics: bool = setting(False, Option("truth"), _SERVER("--metrics", "Offer /metrics, in Prometheus' format."))
     ui: bool = setting(True, Option("truth"), _SERVER("--ui/--no-ui --webui/--no-webui", "Show a page at /."))
     api_key: tuple[str, ...] = setting(

@@ -157,7 +157,6 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_taken(0, _REUSED, "--cache-prompt", "--no-cache-idle-slots", "--cache-idle-slots"),
     **_refused(0, "a request says it by cache_prompt", "--no-cache-prompt"),
     **_refused(1, "the room of each request is -c divided by -np", "--kv-unified-per-slot"),
-    **_refused(1, "what was read is kept in memory (--cache-ram)", "--slot-save-path"),
     # the server
     **_taken(0, _LOGS, "--log-disable", "--log-verbose", "--log-jsonl", "--no-log-jsonl"),
     **_taken(0, _LOGS, "--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"),

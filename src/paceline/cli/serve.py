@@ -124,6 +124,11 @@ def serve(
     for remark in remarks_on(context.args, known):
         console.print(remark, style="dim", markup=False)
     refuse_given(context, {"forget": "is of paceline chat: clients send the turns that they want answered"})
+    if options.slot_save_path is not None and not Path(options.slot_save_path).is_dir():
+        raise InputError(
+            f"`slot_save_path` {options.slot_save_path} is no folder: make it first, or name another",
+            field="slot_save_path",
+        )
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     security = SecuritySettings.from_options(options)
     if is_router(context, models, options):

@@ -269,6 +269,41 @@ class SequencePool:
         for entry in self._idle:
             self._close(entry)
 
+    # --- for files ----------------------------------------------------------------------------------------------------
+
+    def copy_of(self, token_ids: Sequence[int], *, namespace: str = "") -> tuple[_Tokens, SavedSequence] | None:
+        """Return the longest beginning of a text that is kept, with its tokens; ``None`` where none is.
+
+        Raises:
+            CapabilityError: this model's state cannot be copied.
+        """
+        for match in self._matches(token_ids, None, namespace):
+            source = match.source
+            if isinstance(source, _Saved) and match.shared == len(source.tokens):
+                return source.tokens, source.state
+            if isinstance(source, _Entry) and source.owners is None and match.shared == len(source.tokens):
+                return source.tokens, self._engine.save(source.sequence)
+        return None
+
+    def adopt(self, token_ids: Sequence[int], state: SavedSequence, *, namespace: str = "") -> bool:
+        """Keep what another process has saved; return whether there is room for it."""
+        if not self.keeps or not self._make_room_for(state.num_bytes):
+            return False
+        self._saved.append(_Saved(namespace, _array(token_ids), state))
+        return True
+
+    def forget(self, token_ids: Sequence[int], *, namespace: str = "") -> None:
+        """Forget what is kept of a text: what begins with it, and its beginnings. What is in use stays."""
+        tokens = _array(token_ids)
+
+        def is_of_it(theirs: _Tokens) -> bool:
+            return _count_shared(theirs, tokens) == min(len(theirs), len(tokens))
+
+        self._saved = [each for each in self._saved if each.namespace != namespace or not is_of_it(each.tokens)]
+        for entry in self._idle:
+            if entry.namespace == namespace and is_of_it(entry.tokens):
+                self._close(entry)
+
     # --- finding ------------------------------------------------------------------------------------------------------
 
     def _matches(self, token_ids: Sequence[int], most: int | None, namespace: str) -> list[_Match]:

@@ -288,7 +288,7 @@ class Answer:
     ) -> None:
         self.id = f"{id_prefix}{secrets.token_urlsafe(24)}"
         self.created = int(time.time())
-        self.client = client
+        self.client, self.namespace = client, namespace
         self.served = served
         self.request = request
         self.choices: list[Choice] = []

@@ -13,6 +13,7 @@ answers").
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -81,6 +82,7 @@ from paceline.serving.schema import (
     MessagesBody,
     RerankBody,
     ResponsesBody,
+    SlotBody,
     TemplateBody,
     TokenizeBody,
     describe_body,
@@ -91,6 +93,7 @@ from paceline.serving.schema import (
 from paceline.serving.security import SecuritySettings, get_namespace
 from paceline.serving.server import Server
 from paceline.serving.sleeping import SleepWhenIdle
+from paceline.serving.slot_files import erase_slot, restore_slot, save_slot, slot_path
 from paceline.serving.work import Kind, Share, choose_reading_kind
 
 _GET: Final = ("GET", "HEAD")
@@ -213,11 +216,11 @@ _Rerank = Annotated[RerankBody, Depends(read_body_as(RerankBody))]
 _Control = Annotated[ControlBody, Depends(read_body_as(ControlBody))]
 _Tokenize = Annotated[TokenizeBody, Depends(read_body_as(TokenizeBody))]
 _Detokenize = Annotated[DetokenizeBody, Depends(read_body_as(DetokenizeBody))]
+_Slot = Annotated[SlotBody, Depends(read_body_as(SlotBody, may_be_empty=True))]
 _Template = Annotated[TemplateBody, Depends(read_body_as(TemplateBody))]
 
 _NOT_OFFERED: Final = {
     "adapters": ("/lora-adapters",),
-    "slot files: what was read is kept in memory": ("/slots/{number}",),
     "stored responses: nothing is stored": ("/v1/responses/{name:path}", "/responses/{name:path}"),
 }
 """Routes of llama-server that this one does not have, so that clients are told."""
@@ -272,6 +275,7 @@ class Handlers:
             Route(_GET, ("/props",), self.props, "How requests are answered that say nothing", is_polled=True),
             Route(_POST, ("/props",), self.set_props),
             Route(_GET, ("/slots",), self.slots, "What is under way", is_polled=True),
+            Route(_POST, ("/slots/{number}",), self.slot_action, "Save, restore or erase what was read and said"),
             Route(_GET, ("/openapi.json",), self.openapi),
         ]
         # fmt: on
@@ -454,6 +458,30 @@ class Handlers:
         if fail_on_no_slot and board.num_busy >= self._server.host.served.max_running:
             raise RefusedError(503, "unavailable_error", "no slot available")
         return board.facts(get_namespace(request.scope))
+
+    async def slot_action(self, request: Request, number: int, body: _Slot, action: str = "") -> dict[str, Any]:
+        server, scope = self._server, request.scope
+        warned = self._collect_warnings(body)
+        if server.options.slot_save_path is None:
+            raise NotOfferedError("this server keeps no slot files: start it with `slot_save_path`")
+        if action not in ("save", "restore", "erase"):
+            raise FieldError("action", f"action {shown(action)} is none: it is save, restore or erase")
+        served, board = server.host.served, server.board
+        text = board.text(number, get_namespace(scope))
+        offload = functools.partial(self._share(request).offload, Kind.UPKEEP)
+        if action == "erase":
+            told = await offload(lambda: erase_slot(served, text))
+            board.set_text(number, None)
+            return {"id_slot": number, **told, **warned}
+        if body.filename is None:
+            raise FieldError("filename", f"to {action} a slot takes a filename")
+        path = slot_path(server.options.slot_save_path, body.filename)
+        if action == "save":
+            told = await offload(lambda: save_slot(served, text, path, scope))
+        else:
+            told, restored = await offload(lambda: restore_slot(served, path, scope))
+            board.set_text(number, restored)
+        return {"id_slot": number, "filename": body.filename, **told, **warned}
 
     async def openapi(self, request: Request) -> Response:
         if self._openapi is None:

@@ -132,6 +132,7 @@ class GenerationRequest:
         ping_s: seconds between comments in a silent stream; 0 for none.
         most_predict_s: seconds after the first token at which the answer ends at the next line; ``None`` for none.
         cache_salt: with whom what was read is shared, beside the key.
+        slot: the place that the answer takes if it is free; ``None`` for any.
         samplers: the sampling steps that were named, under llama.cpp's names; ``None`` for the usual ones.
         warnings: what the client ought to know of its request.
         names: of the fields that set options, by the option.
@@ -165,6 +166,7 @@ class GenerationRequest:
     ping_s: float = 30.0
     most_predict_s: float | None = None
     cache_salt: str = ""
+    slot: int | None = None
     samplers: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -284,6 +286,7 @@ def read_generation_request(
         ping_s=max(0.0, float(ping_s)),
         most_predict_s=_read_time_limit(given),
         cache_salt=given.get("cache_salt", ""),
+        slot=slot if type(slot := extra.get("id_slot")) is int else None,
         samplers=samplers,
         warnings=(
             *warn_of_unknown_fields(unknown),

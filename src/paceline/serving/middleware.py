@@ -309,7 +309,7 @@ class KeyCheck:
         whose = accepted[0] if accepted else None
         if whose is not None and self._behind_router:
             whose = headers.get(CLIENT_HEADER, "").encode("latin-1")
-        set_namespace(scope, self._keys.namespace(whose))
+        set_namespace(scope, self._keys.namespace(whose), whose)
 
     def _is_public(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths

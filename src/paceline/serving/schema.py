@@ -387,6 +387,12 @@ class ControlBody(_Body):
     action: Literal["reasoning_end"] = Field(..., description="reasoning_end: the answer begins now.")
 
 
+class SlotBody(_Body):
+    """Where a slot is saved to, or restored from."""
+
+    filename: str | None = Field(None, description="Of the file, without a path.")
+
+
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 _MAX_FIELDS: Final = 1000
@@ -395,7 +401,7 @@ _OF_A_CLASS: Final = re.compile(r"a valid dictionary( or instance of \w+)?")
 """What pydantic calls a JSON object."""
 
 
-def read_body_as(model: type[_BodyT]) -> Callable[[Request], Awaitable[_BodyT]]:
+def read_body_as(model: type[_BodyT], *, may_be_empty: bool = False) -> Callable[[Request], Awaitable[_BodyT]]:
     """Return a dependency that reads a request's body, whatever type the request says it has.
 
     FastAPI would read JSON alone, and clients such as ``curl -d`` send it as a form.
@@ -403,6 +409,8 @@ def read_body_as(model: type[_BodyT]) -> Callable[[Request], Awaitable[_BodyT]]:
 
     async def read(request: Request) -> _BodyT:
         body = await request.body()
+        if may_be_empty and not body:
+            return model()
         if len(body) <= PIECE_BYTES:
             return validate_body(model, read_json(body))
         work: Work = request.app.state.work

@@ -12,7 +12,7 @@ import secrets
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, scrypt
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -91,9 +91,33 @@ CLIENT_HEADER: Final = "x-paceline-client"
 """Says to a model's process for whom its router asks. It counts beside the router's key alone."""
 
 
-def set_namespace(scope: Scope, namespace: str) -> None:
-    """Keep the namespace of a request for the routes."""
-    scope.setdefault("state", {})["namespace"] = namespace
+def set_namespace(scope: Scope, namespace: str, credential: bytes | None = None) -> None:
+    """Keep the namespace of a request for the routes, and whose it is."""
+    state = scope.setdefault("state", {})
+    state["namespace"], state["credential"] = namespace, credential
+
+
+def mark_owner(scope: Scope) -> str:
+    """Return a mark of whoever asks, which is still theirs when the server starts again; empty for those without key.
+
+    Takes some 50 ms, so that nobody finds out a key by it.
+    """
+    return _mark(scope["state"]["credential"], secrets.token_bytes(16))
+
+
+def is_owner(scope: Scope, mark: str) -> bool:
+    """Return whether a mark is of whoever asks; as slow as :func:`mark_owner`."""
+    salt, _, _ = mark.partition(":")
+    try:
+        return hmac.compare_digest(mark, _mark(scope["state"]["credential"], bytes.fromhex(salt)))
+    except (ValueError, TypeError):  # no salt, or characters that no mark has
+        return False
+
+
+def _mark(credential: bytes | None, salt: bytes) -> str:
+    if credential is None:
+        return ""
+    return f"{salt.hex()}:{scrypt(credential, salt=salt, n=1 << 14, r=8, p=1, dklen=32).hex()}"
 
 
 def get_namespace(scope: Scope, cache_salt: str | None = None) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -361,6 +362,21 @@ def _check_whole(answer: Answer) -> None:
         raise RefusedError(503, "unavailable_error", "the server is ending, and the answer is not complete: ask again")
 
 
+@dataclass(frozen=True, slots=True)
+class SlotText:
+    """What was last read and said in a place.
+
+    Attributes:
+        client: whose answer it was.
+        namespace: whose texts these are.
+        token_ids: of prompt and answer.
+    """
+
+    client: str
+    namespace: str
+    token_ids: Sequence[int]
+
+
 class SlotBoard:
     """The places of a server, and all answers under way, those that wait among them."""
 
@@ -369,6 +385,7 @@ class SlotBoard:
         self._latest: list[tuple[int, Answer, Choice] | None] = [None] * served.max_running
         # Of places whose latest answer is over: whose it was, and what is known of it.
         self._past: list[tuple[str, dict[str, Any]] | None] = [None] * served.max_running
+        self._texts: list[SlotText | None] = [None] * served.max_running
         self._answers: dict[str, Answer] = {}
         self._tasks = 0
 
@@ -386,8 +403,10 @@ class SlotBoard:
         self._answers[answer.id] = answer
 
     def started(self, answer: Answer, choice: Choice) -> None:
-        """Give a choice that has started, and has no place yet, one that is free."""
-        free = next((number for number in range(len(self._latest)) if not self._is_busy(number)), None)
+        """Give a choice that has started, and has no place yet, one that is free: the one asked for, if it is."""
+        numbers = [number for number in range(len(self._latest)) if not self._is_busy(number)]
+        asked = answer.request.slot
+        free = asked if asked in numbers else next(iter(numbers), None)
         if free is not None:
             self._tasks += 1
             choice.slot = free
@@ -403,6 +422,25 @@ class SlotBoard:
             if latest is not None and latest[1] is answer:
                 self._past[number] = (answer.client, self._facts(number))
                 self._latest[number] = None
+                request = latest[2].stream.request
+                token_ids = latest[2].prompt.token_ids if request is None else request.token_ids
+                self._texts[number] = SlotText(answer.client, answer.namespace, token_ids)
+
+    def text(self, number: int, client: str) -> SlotText:
+        """Return the latest text of a place, which is no longer written."""
+        if not 0 <= number < len(self._latest):
+            raise RefusedError(
+                400, "invalid_request_error", f"there is no slot {number}: they are 0 to {len(self._latest) - 1}"
+            )
+        if self._is_busy(number):
+            raise RefusedError(503, "unavailable_error", f"slot {number} is answering: ask again when it is done")
+        text = self._texts[number]
+        # Others are not told that there is one.
+        return text if text is not None and text.client == client else SlotText(client, client, ())
+
+    def set_text(self, number: int, text: SlotText | None) -> None:
+        """Say what a place holds that gave no answer."""
+        self._texts[number] = text
 
     @property
     def num_busy(self) -> int:

@@ -43,6 +43,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
+from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps
@@ -54,6 +55,7 @@ from paceline.engines.pending_tree import PendingTree, check_step
 from paceline.engines.process_forks import native_threads
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
+from paceline.models.fingerprints import fingerprint
 from paceline.sizes import format_bytes, format_memory
 
 _SLOW_S: Final = 30.0
@@ -517,6 +519,35 @@ class LlamaCppEngine:
             self.close_sequence(handle)
             raise
         return handle
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """What a saved state depends on, as plain data; another process can restore it where all of that is the same.
+
+        Raises:
+            ModelFileError: the model's file cannot be read any more.
+        """
+        self._check_open()
+        settings = self._loaded.settings
+        return {
+            "model": fingerprint(self._path),
+            "library": native.describe_library(),
+            "type of keys": settings.cache_type_k,
+            "type of values": settings.cache_type_v,
+            # Without, values are stored by channel.
+            "attention": int(settings.flash_attention),
+            "windows": [self._loaded.window, self._has_keepers],
+        }
+
+    def export_state(self, saved: SavedSequence) -> npt.NDArray[np.uint8]:
+        """Return what :meth:`import_state` takes, to be read only."""
+        assert isinstance(saved.state, _SavedState)
+        return saved.state.data
+
+    def import_state(self, data: npt.NDArray[np.uint8], length: int, floor: int) -> SavedSequence:
+        """Return what another process saved whose :attr:`made_by` was the same."""
+        self._check_open()
+        return SavedSequence(length, len(data), floor, _SavedState(self._context, data))
 
     def lengthen(self, sequence: int, length: int) -> bool:
         """Give a sequence ``length`` tokens by copying the cells that it has; return whether that could be done.
