@@ -495,6 +495,28 @@ def test_the_room_of_a_cache_is_foreseen_for_every_type(cache_type: CacheType, m
         load(DRAFT, **settings)
 
 
+@pytest.mark.parametrize(
+    ("most_mib", "free_mib", "unfused_rows"),
+    # A row takes 32 KiB for its scores.
+    [(16, 128, 512), (8, 128, 256), (8, 32, 128), (2, 128, None)],
+)
+def test_passes_have_fewer_rows_where_scores_would_take_too_much(
+    most_mib: int, free_mib: int, unfused_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_UNFUSED_ATTENTION_BYTES", (1 << 20, most_mib << 20))
+    monkeypatch.setattr(loading, "available_memory", lambda: free_mib << 20)
+    engine = load(DRAFT, context_length=4096)
+    if unfused_rows is None:
+        assert (engine.fused_attention, engine.capabilities.max_rows) == (None, 512)
+        return
+    text = random.Random(5).choices(range(1, 4000), k=700)
+    for fused, rows in ((False, unfused_rows), (True, 512), (False, unfused_rows)):
+        engine.fuse_attention(fused)
+        assert engine.capabilities.max_rows == rows
+        feed(engine, engine.open(), text)
+        engine.close_sequence(max(engine._sequences))
+
+
 @pytest.mark.parametrize("which", ["cache_type_k", "cache_type_v"])
 def test_a_quantised_cache_needs_fused_attention_and_heads_of_whole_blocks(
     which: str, exact: Path, tmp_path: Path

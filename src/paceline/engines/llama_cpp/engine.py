@@ -383,6 +383,7 @@ class LlamaCppEngine:
         self._context = self._loaded.context
         self._memory = api.llama_get_memory(self._context)
         self._capabilities = self._loaded.capabilities
+        self._batch = _Batch(self._loaded.settings.native_rows, self._num_ids)
         self._threads_in_use = self._threads.most
 
     # --- sequences ----------------------------------------------------------------------------------------------------

@@ -63,8 +63,13 @@ _UNIFORM: Final = frozenset(
 )
 """Architectures in which every layer keeps keys and values of one shape for every cell."""
 
-_UNFUSED_ATTENTION_BYTES: Final = 512 << 20
-"""Most scratch memory that attention without the fused kernel may take by default."""
+_UNFUSED_ATTENTION_BYTES: Final = (512 << 20, 2 << 30)
+"""Most scratch memory that attention without the fused kernel may take by default: the first on any machine, and the
+second where it is no more than :data:`_UNFUSED_SHARE` of what is free. It is touched as far as texts get.
+"""
+_UNFUSED_SHARE: Final = 1 / 8
+_UNFUSED_BATCH: Final = 128
+"""Least rows of a pass that are made of it where more would take too much: a prompt is read about as fast."""
 
 _CACHE_TYPES: Final[dict[CacheType, tuple[int, int]]] = {
     "f32": (0, 128),
@@ -173,13 +178,17 @@ class LoadedModel:
         Raises ``InputError`` where there is no memory for it; the model can only be freed then.
         """
         kind = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if fused else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self.settings = dataclasses.replace(self.settings, flash_attention=int(kind))
+        self.settings = self.settings.with_attention(int(kind))
         # Freed before the other is made, as there may be no memory for both.
         context, self.context = self.context, None
         api.llama_free(context)
         self.context, _ = _create_context(self.model, self.options, self.settings, self.stream)
-        tolerance = _tolerance(self.model, self.settings)
-        self.capabilities = dataclasses.replace(self.capabilities, logit_tolerance=tolerance)
+        self.capabilities = dataclasses.replace(
+            self.capabilities,
+            logit_tolerance=_tolerance(self.model, self.settings),
+            max_rows=self.settings.batch_rows,
+            max_outputs=self.settings.output_rows,
+        )
 
     def free(self) -> None:
         """Free the native memory. To be called once."""
@@ -352,6 +361,9 @@ class _Settings:
     devices: tuple[str, ...]
     flash_attention: int
     attention_is_open: bool
+    # Rows of a pass with fused attention and without, and most of them whose logits can be asked for.
+    rows_by_attention: tuple[int, int]
+    most_outputs: int
 
     @property
     def native_rows(self) -> int:
@@ -361,6 +373,11 @@ class _Settings:
     @property
     def native_cells(self) -> int:
         return self.cells + self.max_ids * self.snapshots if self.recurrent else self.cells
+
+    def with_attention(self, flash_attention: int) -> _Settings:
+        fused, unfused = self.rows_by_attention
+        rows = unfused if flash_attention == api.LLAMA_FLASH_ATTN_TYPE_DISABLED else fused
+        return dataclasses.replace(self.with_batch(rows, self.most_outputs), flash_attention=flash_attention)
 
     def with_batch(self, rows: int, output_rows: int) -> _Settings:
         return dataclasses.replace(self, batch_rows=rows, output_rows=min(output_rows, rows))
@@ -604,9 +621,11 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
         model=Path(options.path).name,
         may_shrink=options.context_may_shrink,
     )
-    # No more than all sequences can use, as where a draft model was made for less than was asked for.
     whole = context_length * options.max_sequences
-    cells = whole if options.cells is None else min(options.cells, whole)
+    cells = whole if options.cells is None else options.cells
+    if options.context_may_shrink:
+        # No more than all sequences can use of a draft model that was made for less.
+        cells = min(cells, whole)
     if cells < context_length:
         raise InputError(f"cells is {cells}, but one context is {context_length}; raise it or shorten the context")
     if cells > _INT32_MAX:
@@ -636,10 +655,18 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
             f"{options.max_sequences} sequences and {branches} branches need {max_ids} sequence ids, "
             f"but llama.cpp has {native.MAX_SEQUENCE_IDS}; lower one of them"
         )
+    may_be_narrower = batch_rows is None
     batch_rows = min(_BATCH if batch_rows is None else batch_rows, context_length)
     if options.rows_read is not None and not devices:
         batch_rows = min(batch_rows, max(_DRAFT_BATCH, options.rows_read))
         output_rows = min(output_rows, options.rows_read)
+    unfused_rows = batch_rows
+    unfused_bytes = 4 * int(api.llama_model_n_head(model)) * cells
+    least_bytes, most_bytes = _UNFUSED_ATTENTION_BYTES
+    share_bytes = int((memory_bytes(options) or available or 0) * _UNFUSED_SHARE)
+    most_bytes = max(least_bytes, min(most_bytes, share_bytes))
+    while may_be_narrower and unfused_rows >= 2 * _UNFUSED_BATCH and unfused_rows * unfused_bytes > most_bytes:
+        unfused_rows //= 2
     # Attention sums over the cache in one order and precision however many rows a pass has by the fused kernel, row by
     # row, which llama.cpp takes on the CPU where keys and values are of different types, so that values are BF16. There
     # are no branches, as they permute the cells, and several sequences have a cache each. Whether the weights' kernels
@@ -652,7 +679,7 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED if options.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
     elif has_quantized_cache(options) and not devices:
         flash = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    elif devices or 4 * int(api.llama_model_n_head(model)) * cells * batch_rows > _UNFUSED_ATTENTION_BYTES:
+    elif devices or unfused_rows * unfused_bytes > most_bytes:
         flash = api.LLAMA_FLASH_ATTN_TYPE_AUTO
     else:
         # May be changed once the model is loaded (LoadedModel.fuse_attention), by what passes cost: the fused kernel
@@ -662,6 +689,8 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
         # 0.85 for one row and 0.98, 1.08, 1.02 for eight; a 1b in Q4_0 0.94, 0.92, 0.97 for one row and 1.19 for eight
         # after 1,400; in Q8_0 0.95 and 0.93 for one row and 1.16 and 1.21 for eight after 400 and 1,400.]
         flash = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    is_unfused = flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    batch_rows, fused_rows = unfused_rows if is_unfused else batch_rows, batch_rows
     return _Settings(
         context_length=context_length,
         cells=cells,
@@ -680,7 +709,9 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
         apart=apart,
         devices=devices,
         flash_attention=int(flash),
-        attention_is_open=options.flash_attention is None and flash == api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        attention_is_open=options.flash_attention is None and is_unfused,
+        rows_by_attention=(fused_rows, unfused_rows),
+        most_outputs=output_rows,
     )
 
 
