@@ -19,6 +19,7 @@ from paceline.engines.options import ModelOptions
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from tests.engines.tiny_models import MEAN, RANK, VOCABULARY_SIZE, write_model
+from tests.models.helpers import edited_gguf
 
 TEXTS = ["hello world", "a cat and a hat", "z", "hello world"]
 
@@ -169,3 +170,10 @@ def test_what_a_model_was_made_for_is_read_from_its_header(path: Path, ranking: 
     assert describe(path).embeds
     assert describe(ranking).embeds
     assert not describe(embedded_draft()).embeds
+
+
+def test_a_rerankers_own_template_puts_query_and_document_in_place(ranking: Path, tmp_path: Path) -> None:
+    edits = {"general.architecture": "bert", "tokenizer.chat_template.rerank": "find {query} in {document}</s>"}
+    with load_embedder(options(edited_gguf(tmp_path / "own.gguf", edits, ranking))) as found:
+        read = found.engine.vocabulary.tokenize
+        assert found.engine.read_pair("cat", "a hat") == [*read("find cat in a hat", add_special=False), 2]

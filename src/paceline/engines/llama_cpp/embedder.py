@@ -61,6 +61,10 @@ class LlamaCppEmbedder:
                 model=path.name,
                 may_shrink=options.context_may_shrink,
             )
+            # How a query and a document are put before a reranker; empty where control tokens part them.
+            self._pair_template = (api.llama_model_chat_template(self._model, b"rerank") or b"").decode(
+                "utf-8", "replace"
+            )
             self._threads = PassThreads(options.threads, options.threads_batch)
             self._context, more = self._create_context(options, pooling)
             names = {number: name for name, number in _POOLINGS.items()}
@@ -96,21 +100,14 @@ class LlamaCppEmbedder:
                 )
             return context, of_context(lines)
 
-    @property
-    def pair_template(self) -> str | None:
-        """How a query and a document are put before a reranker; ``None`` where control tokens part them."""
-        template = api.llama_model_chat_template(self._open_model(), b"rerank")
-        return None if template is None else template.decode("utf-8", "replace")
-
     def read_text(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that open and close it; names of control tokens are these."""
         return self.vocabulary.encode_closed(text)
 
     def read_pair(self, query: str, document: str) -> list[int]:
         """Return the tokens of a query and a document, as the model wants to see them."""
-        template = self.pair_template
-        if template is not None:
-            text = template.replace("{query}", query).replace("{document}", document)
+        if self._pair_template:
+            text = self._pair_template.replace("{query}", query).replace("{document}", document)
             return self.vocabulary.tokenize(text, add_special=False, parse_special=True)
         first, second = (self.vocabulary.tokenize(text, add_special=False) for text in (query, document))
         opening, between, closing = self.vocabulary.pair_marks
@@ -167,10 +164,6 @@ class LlamaCppEmbedder:
         free_model(model, context)
 
     def _open_context(self) -> Any:
-        self._open_model()
-        return self._context
-
-    def _open_model(self) -> Any:
-        if self._model is None:
+        if self._context is None:
             raise ClosedError("the embedder was closed")
-        return self._model
+        return self._context
