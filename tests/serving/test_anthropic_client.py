@@ -260,6 +260,8 @@ def error_of(raised: pytest.ExceptionInfo[anthropic.APIStatusError]) -> tuple[st
         ({"stop_sequences": [str(number) for number in range(99)]}, "stop_sequences"),
         ({"thinking": {"type": "perhaps"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "hiccup"}}}}, "output_config.format"),
+        ({"output_format": {"type": "json_schema", "schema": {"type": "hiccup"}}}, "output_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
         ({"tools": [{"name": "a", "input_schema": 5}]}, "tools"),
         ({"mcp_servers": [{"type": "url", "url": "http://127.0.0.1", "name": "a"}]}, "mcp_servers"),

@@ -16,9 +16,6 @@ from paceline.serving.conversations import Conversation, MessageWriter, read_tex
 from paceline.serving.errors import FieldError
 from paceline.serving.schema import MessagesBody
 
-_NAMES: Final = {"stop": "stop_sequences", "response_format": "output_config.format"}
-"""Fields of a request by those of the chat that it comes to, for errors."""
-
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:(\s*[\w-]+=[^;\n]*;)+\s*")
 """What Claude Code puts before all that the system says. It changes with each request, and nothing behind it could be
 found in the cache."""
@@ -54,9 +51,14 @@ def read_messages(body: MessagesBody) -> Conversation:
                 name, f"{name}: messages have no place for them; ask /v1/chat/completions, or leave it out"
             )
     tools, left_out = _read_tools(body.tools)
-    given: dict[str, Any] = {"tools": tools, **_read_choice(body.tool_choice, left_out), **_read_format(body)}
+    given: dict[str, Any] = {"tools": tools, **_read_choice(body.tool_choice, left_out)}
+    names: dict[str, str] = {}
     if body.stop_sequences is not None:
-        given["stop"] = body.stop_sequences
+        given["stop"], names["stop"] = body.stop_sequences, "stop_sequences"
+    forms = {"output_format": body.output_format, "output_config.format": (body.output_config or {}).get("format")}
+    for name, form in forms.items():
+        if form is not None:
+            given["response_format"], names["response_format"] = _read_format(name, form), name
     reader = _MessageReader()
     reader.read_system(body.system)
     for number, message in enumerate(body.messages):
@@ -68,7 +70,7 @@ def read_messages(body: MessagesBody) -> Conversation:
         reader.written.messages,
         tools,
         given={name: value for name, value in given.items() if value is not None},
-        names=_NAMES,
+        names=names,
         merges=True,
         warnings=(
             *(
@@ -243,15 +245,11 @@ def _read_choice(choice: Any, left_out: Mapping[str, str]) -> dict[str, Any]:
     return {"tool_choice": {"type": "function", "function": {"name": name}}, **parallel}
 
 
-def _read_format(body: MessagesBody) -> dict[str, Any]:
+def _read_format(name: str, given: Any) -> dict[str, Any]:
     """Return what chats say of the form of an answer."""
-    inner = (body.output_config or {}).get("format")
-    name, given = ("output_config.format", inner) if inner is not None else ("output_format", body.output_format)
-    if given is None:
-        return {}
     if not isinstance(given, dict) or given.get("type") != "json_schema" or given.get("schema") is None:
         raise FieldError(name, f"{name} is {shown(given)}: give it the type json_schema, and a schema")
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": given["schema"]}}}
+    return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
 
 
 def _warn_of_edits(given: Mapping[str, Any] | None) -> Iterator[str]:
