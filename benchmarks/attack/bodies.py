@@ -33,6 +33,9 @@ ROUTES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat",
     "/chat/completions": "chat",
     "/v1/chat/completions/input_tokens": "chat",
+    "/v1/responses": "responses",
+    "/responses": "responses",
+    "/v1/responses/input_tokens": "responses",
     "/v1/messages": "anthropic",
     "/v1/messages/count_tokens": "anthropic",
     "/apply-template": "chat",
@@ -96,6 +99,10 @@ _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function",
 _BLOCKS: Final = (
     *("text", "text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document"),
     *("search_result", "server_tool_use", "web_search_tool_result", "tool_reference", ""),
+)
+_ITEMS: Final = (
+    *("message", "message", "message", None, "reasoning", "function_call", "function_call_output", "custom_tool_call"),
+    *("custom_tool_call_output", "item_reference", "web_search_call", "compaction", ""),
 )
 _BILLING: Final = "x-anthropic-billing-header: cc_version=1; cch=00000;" + " a=;" * 999
 _VARIABLES: Final = (
@@ -184,6 +191,64 @@ class Bodies:
     def _tool(self) -> Any:
         function = {"name": self._odd("f"), "parameters": self._odd(self._schema(2)), "strict": self._truth()}
         return self._odd({"type": "function", "function": function})
+
+    def _responses(self) -> dict[str, Any]:
+        rng = self._rng
+        about: dict[str, Any] = {
+            "instructions": rng.choice(TEXTS),
+            "tools": [self._responses_tool(1) for _ in range(rng.choice((0, 1, 2, 129)))],
+            "tool_choice": rng.choice(
+                (
+                    *("auto", "required", {"type": "custom", "name": "f"}, {"type": "web_search"}),
+                    {"type": "allowed_tools", "mode": "auto", "tools": [self._odd({"type": "function", "name": "f"})]},
+                )
+            ),
+            "text": {"format": self._odd(self._responses_format()), "verbosity": rng.choice(TEXTS)},
+            "include": rng.sample(("message.output_text.logprobs", "reasoning.encrypted_content", *TEXTS), 2),
+            "reasoning": {"effort": self._odd("low"), "summary": self._odd("auto")},
+            "max_output_tokens": rng.choice((0, 1, self._most_tokens)),
+            "truncation": rng.choice(("auto", "disabled")),
+            "metadata": {rng.choice(TEXTS): rng.choice(TEXTS)},
+            "previous_response_id": rng.choice(TEXTS),
+        }
+        body = {"input": self._items(), **self._fields()}
+        for name in rng.sample(sorted(about), rng.choice((0, 1, 2, 5))):
+            body[name] = self._odd(about[name])
+        return body
+
+    def _responses_tool(self, depth: int) -> Any:
+        kind = self._rng.choice(("function", "function", "custom", "namespace", "web_search", "local_shell", None))
+        tool = {"type": kind, "name": self._odd(self._rng.choice(("f", "g", *TEXTS[:6])))}
+        if kind == "namespace" and depth:
+            return self._odd({**tool, "tools": self._odd([self._responses_tool(depth - 1) for _ in range(2)])})
+        about = {"format": {"definition": self._odd("start: /a/")}} if kind == "custom" else {"strict": self._truth()}
+        return self._odd({**tool, "parameters": self._odd(self._schema(2)), **about})
+
+    def _responses_format(self) -> Any:
+        kind = self._rng.choice(("text", "json_object", "json_schema", "hiccup"))
+        return {"type": kind, "name": "a", **({"schema": self._schema(2)} if self._truth() else {})}
+
+    def _items(self) -> Any:
+        draw = self._rng.random()
+        if draw < 0.3:
+            return self._rng.choice(TEXTS) if draw < 0.2 else self._any(3)
+        return [self._item() for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))]
+
+    def _item(self) -> Any:
+        rng = self._rng
+        said = [
+            self._odd({"type": rng.choice(("input_text", "output_text", "refusal", "input_image")), "text": "a"})
+            for _ in range(rng.randint(0, 2))
+        ]
+        encrypted = rng.choice(("reasoning_text:aGk=", "reasoning_text:/w==", "reasoning_text:\u00e9", "gAAAA", None))
+        item = {
+            **{"type": rng.choice(_ITEMS), "role": rng.choice(_ROLES[:4]), "content": rng.choice((said, "a", said))},
+            **{"call_id": "c", "name": "f", "arguments": self._odd("{}"), "input": rng.choice(TEXTS), "output": said},
+            **{"summary": self._odd([]), "encrypted_content": encrypted, "namespace": rng.choice((None, "n__", "", 1))},
+        }
+        for name in rng.sample(sorted(item), rng.choice((0, 0, 0, 1, 5))):
+            item[name] = self._any(2)
+        return self._odd(item)
 
     def _anthropic(self) -> dict[str, Any]:
         rng = self._rng

@@ -99,7 +99,7 @@ class Hosted:
     def chunks(self, path: str, body: dict[str, Any]) -> list[Any]:
         """Return the JSON of all events of a stream; ``[DONE]`` is checked and left out."""
         events = events_of(self.post(path, {**body, "stream": True}))
-        if path not in ("/completion", "/completions", "/v1/messages"):
+        if path not in ("/completion", "/completions", "/v1/messages", "/v1/responses"):
             assert events.pop() == "[DONE]"
         return [json_of(event) for event in events]
 

@@ -15,13 +15,14 @@ from tests import tiers
 from tests.conftest import SUMMARY_LINES
 from tests.serving.hosted import Hosted, hosted, pair, scripted
 
-Way = Literal["native", "completions", "chat", "messages"]
+Way = Literal["native", "completions", "chat", "messages", "responses"]
 
 PATHS: Final[dict[Way, str]] = {
     "native": "/completion",
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",
+    "responses": "/v1/responses",
 }
 SPECULATION: Final[list[dict[str, Any]]] = [
     {},
@@ -71,6 +72,8 @@ class Question:
     def body(self, way: Way) -> dict[str, Any]:
         if way in ("chat", "messages"):
             return {**self.fields, "messages": [{"role": "user", "content": self.content}]}
+        if way == "responses":
+            return {**self.fields, "input": self.content}
         prompt = f"<|im_start|>user\n{self.content}<|im_end|>\n<|im_start|>assistant\n"
         return {**self.fields, "prompt": prompt}
 
@@ -99,6 +102,13 @@ class Reply:
     @classmethod
     def of(cls, parts: Sequence[dict[str, Any]], way: Way) -> Reply:
         """Return what a whole answer, or the parts of one, say."""
+        if way == "responses":
+            answer = parts[-1].get("response", parts[-1])
+            return cls(
+                "".join(map(response_text, parts)),
+                answer["status"] == "completed",
+                answer["speculative"]["preemptions"],
+            )
         (preemptions,) = (part["speculative"]["preemptions"] for part in parts if "speculative" in part)
         if way == "native":
             return cls("".join(part["content"] for part in parts), parts[-1]["stop_type"] != "limit", preemptions)
@@ -121,6 +131,13 @@ def text_of(choice: dict[str, Any]) -> str:
 def message_text(part: dict[str, Any]) -> str:
     """Return the text of one of Anthropic's messages, or of an event of one."""
     return "".join(block.get("text", "") for block in part.get("content", [part.get("delta", {})]))
+
+
+def response_text(part: dict[str, Any]) -> str:
+    """Return the text of one of OpenAI's responses, or of an event of one."""
+    if "output" not in part:
+        return str(part["delta"]) if part["type"] == "response.output_text.delta" else ""
+    return "".join(content["text"] for item in part["output"] for content in item["content"])
 
 
 def asked_at_once(works: Sequence[Callable[[], object]]) -> None:
@@ -177,12 +194,17 @@ def test_a_seed_gives_one_text_whatever_else_goes_on(
     )
 
 
-@pytest.mark.parametrize(("way", "n"), [(way, n) for way in PATHS for n in (1, 3) if (way, n) != ("messages", 3)])
+ONE_ANSWER: Final = [("messages", 3), ("responses", 3)]
+
+
+@pytest.mark.parametrize(("way", "n"), [(way, n) for way in PATHS for n in (1, 3) if (way, n) not in ONE_ANSWER])
 def test_a_stream_is_byte_for_byte_what_is_sent_at_once(server: Hosted, way: Way, n: int) -> None:
     """In characters of one to four bytes, each of them several tokens, and in bytes that are no character."""
     biases = {"240": 2.0, "228": 2.0, "195": 1.0}
     body = Question("文中", {"seed": 3, "max_tokens": 200, "n": n, "logit_bias": biases}).body(way)
-    said = {"native": lambda part: part["content"], "messages": message_text}.get(way, text_of)
+    said = {"native": lambda part: part["content"], "messages": message_text, "responses": response_text}.get(
+        way, text_of
+    )
     whole = server.answer(PATHS[way], body)
     answers = whole if isinstance(whole, list) else whole.get("choices", [whole])
     texts = [said(each) for each in answers]

@@ -214,9 +214,13 @@ class ResponsesFormatter(ResponseFormatter):
         return self._about_item(f"{_DELTAS[kind]}.delta", content_index=0, delta=text, **about)
 
     def _texts(self, event: TokenEvent) -> list[tuple[PartKind, str]] | None:
-        texts = [(part.kind, part.segment.text) for part in event.parts if isinstance(part, AnswerPart)]
-        is_more = len(texts) == len(event.parts) and all(kind == self._kind for kind, _ in texts)
-        return texts if is_more else None
+        kind = None if self._open is None else self._open.kind
+        texts: list[tuple[PartKind, str]] = []
+        for part in event.parts:
+            if kind == "call" or part.kind != kind:
+                return None
+            texts.append((kind, part.segment.text))
+        return texts
 
     def _framed(self, choice: Choice, event: TokenEvent) -> bytes | None:
         number = self._number
