@@ -38,6 +38,9 @@ _NOTHING_TO_INCLUDE: Final = (
     *("computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url"),
 )
 
+_MAX_NAMED: Final = 16
+"""Things of one kind that warnings name."""
+
 _REASONING: Final = "reasoning_text:"
 """What the ``encrypted_content`` of this server's reasoning items begins with."""
 
@@ -110,10 +113,11 @@ def read_response_request(body: ResponsesBody) -> Conversation:
         f"include names {shown(name)}, which this server does not have"
         for name in dict.fromkeys(include)
         if name not in (*_INCLUDED, *_NOTHING_TO_INCLUDE)
-    ][:16]
+    ][:_MAX_NAMED]
     given: dict[str, Any] = {"tools": tools}
     if body.tool_choice is not None:
-        given["tool_choice"] = _in_names_of_model(body.tool_choice, sent)
+        known = {(tool.name, tool.namespace): name for name, tool in sent.items()}
+        given["tool_choice"] = _in_names_of_model(body.tool_choice, known)
     extra = body.model_extra or {}
     repeated = {name: getattr(body, name, extra.get(name)) for name in _REPEATED}
     repeated["tools"] = [tool for tool in body.tools or [] if tool.get("type") in _TOOLS]
@@ -237,7 +241,9 @@ def _read_tools(given: Sequence[Any], warnings: list[str]) -> tuple[list[dict[st
     for function, tool in _iter_tools(given, left_out):
         sent[function["name"]] = tool
         tools.append({"type": "function", "function": function})
-    warnings += [f"tools of type {kind} were left out: the model calls functions alone" for kind in left_out]
+    warnings += [
+        f"tools of type {kind} were left out: the model calls functions alone" for kind in [*left_out][:_MAX_NAMED]
+    ]
     return tools, sent
 
 
@@ -299,14 +305,14 @@ def _join_name(namespace: str, name: str) -> str:
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def _in_names_of_model(choice: Any, sent: Mapping[str, SentTool]) -> Any:
+def _in_names_of_model(choice: Any, known: Mapping[tuple[str, str], str]) -> Any:
     """Return a choice of tools in which they have the names that the model knows."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        return {**choice, "tools": [_in_names_of_model(tool, sent) for tool in choice["tools"]]}
+        return {**choice, "tools": [_in_names_of_model(tool, known) for tool in choice["tools"]]}
     if choice.get("type") not in ("function", "custom") or not isinstance(choice.get("name"), str):
         return choice
-    namespace = choice.get("namespace") or ""
-    known = next((name for name, tool in sent.items() if tool[:2] == (choice["name"], namespace)), choice["name"])
-    return {"type": "function", "name": known}
+    namespace = choice.get("namespace")
+    named = choice["name"], namespace if isinstance(namespace, str) else ""
+    return {"type": "function", "name": known.get(named, choice["name"])}

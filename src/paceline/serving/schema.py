@@ -323,6 +323,7 @@ class ResponsesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="Whether the oldest turns are left out of a conversation that is longer than the context."
     )
+    reasoning_format: str | None = Field(None, description="Where reasoning comes back.")
     metadata: Object | None = Field(None, description="Said again in the answer.")
     max_tool_calls: Whole | None = Field(None, description="Taken: it counts calls of tools that OpenAI runs.")
     store: bool | None = Field(None, description="Taken: nothing is stored.")

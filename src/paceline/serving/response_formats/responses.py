@@ -78,7 +78,11 @@ class ResponsesFormatter(ResponseFormatter):
         status, body = status_and_body(error)
         said = body["error"]
         code = _ERROR_CODES.get(status, "server_error")
-        output = [self._item(number, item) for number, item in enumerate(self._items_so_far())]
+        begun = self.answer.choices[0].assembler.blocks[: self._num_items]
+        output = [
+            self._item(number, item, "incomplete" if item is self._open else "completed")
+            for number, item in enumerate(begun)
+        ]
         response = self._response("failed", output, error={"code": code, "message": said["message"]})
         return [
             self._event("error", code=said["type"], message=said["message"], param=said["param"]),
@@ -127,9 +131,6 @@ class ResponsesFormatter(ResponseFormatter):
         if self.request.reads_only:
             return []
         return choice.assembler.blocks or [AnswerBlock("content")]
-
-    def _items_so_far(self) -> Sequence[AnswerBlock]:
-        return self.answer.choices[0].assembler.blocks[: self._num_items]
 
     def _begin(self, item: AnswerBlock) -> list[dict[str, Any]]:
         self._open, self._delta_frame = item, None
