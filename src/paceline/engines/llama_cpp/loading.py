@@ -67,9 +67,12 @@ _UNFUSED_ATTENTION_BYTES: Final = (512 << 20, 2 << 30)
 """Most scratch memory that attention without the fused kernel may take by default: the first on any machine, and the
 second where it is no more than :data:`_UNFUSED_SHARE` of what is free. It is touched as far as texts get.
 """
+
 _UNFUSED_SHARE: Final = 1 / 8
+"""Most of the free memory that scores may take."""
+
 _UNFUSED_BATCH: Final = 128
-"""Least rows of a pass that are made of it where more would take too much: a prompt is read about as fast."""
+"""Least rows of a pass where more of them would have scores that take too much: a prompt is read about as fast."""
 
 _CACHE_TYPES: Final[dict[CacheType, tuple[int, int]]] = {
     "f32": (0, 128),
