@@ -93,6 +93,30 @@ def test_every_option_reaches_its_field() -> None:
     assert (fixed, mine) == (FixedPolicy(6, 2, 0.5, 3), True)
 
 
+def test_the_rarer_samplers_have_the_flags_of_llama_cpp() -> None:
+    params = called(
+        *("--top-n-sigma", "1.5", "--typical", "0.9", "--dynatemp-range", "0.5", "--dynatemp-exp", "2"),
+        *("--dry-multiplier", "0.8", "--dry-base", "1.5", "--dry-allowed-length", "3", "--dry-penalty-last-n", "-1"),
+        *("--dry-sequence-breaker", "\\n", "--dry-sequence-breaker", "a\\\\b", "--xtc-probability", "0.5"),
+        *("--xtc-threshold", "0.2", "-s", "9"),
+    )[1]
+    assert params == SamplingParams(
+        seed=9,
+        top_n_sigma=1.5,
+        typical_p=0.9,
+        dynatemp_range=0.5,
+        dynatemp_exponent=2.0,
+        dry_multiplier=0.8,
+        dry_base=1.5,
+        dry_allowed_length=3,
+        dry_penalty_last_n=-1,
+        dry_sequence_breakers=("\n", "a\\b"),
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+    )
+    assert called("--dry-sequence-breaker", "x", "--dry-sequence-breaker", "none")[1].dry_sequence_breakers == ()
+
+
 def test_numbers_that_stand_for_others() -> None:
     models, params, rules, *_ = called("-c", "0", "-s", "-1", "-n", "-1")
     assert (models.whole_context, models.settings.context_length) == (True, None)

@@ -118,6 +118,15 @@ def reference(params: SamplingParams, logits: Float64Array, history: Sequence[in
     return row
 
 
+def check_candidates(candidates: Candidates, expected: dict[int, float], params: SamplingParams) -> None:
+    ids = range(len(candidates.logits)) if candidates.ids is None else candidates.ids.tolist()
+    assert list(ids) == sorted(expected)
+    # Where the temperature follows the distribution, logits are known up to a constant.
+    shift = max(expected.values()) - candidates.logits.max() if params.dynatemp_range else 0.0
+    wanted = [expected[i] for i in sorted(expected)]
+    assert (candidates.logits + shift).tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
 def probabilities_of(row: dict[int, float]) -> dict[int, float]:
     """Return the probabilities of those that are not banned."""
     finite = {i: logit for i, logit in row.items() if logit > -math.inf}
@@ -190,11 +199,7 @@ def test_processors_match_their_definitions(case: tuple[SamplingParams, Float64A
     logits.setflags(write=False)
     candidates = RowSampler(params).candidates(logits, history)
     expected = reference(params, logits, history)
-    ids = range(len(logits)) if candidates.ids is None else candidates.ids.tolist()
-    assert list(ids) == sorted(expected)
-    # Where the temperature follows the distribution, logits are known up to a constant.
-    shift = max(expected.values()) - candidates.logits.max() if params.dynatemp_range else 0.0
-    assert (candidates.logits + shift).tolist() == pytest.approx([expected[i] for i in ids], abs=1e-9)
+    check_candidates(candidates, expected, params)
     probs = probabilities(candidates, len(logits), greedy=params.greedy)
     if params.greedy:
         assert probs.argmax() == min(i for i in expected if expected[i] == max(expected.values()))
@@ -380,8 +385,7 @@ def test_a_row_that_is_banned_for_the_most_part_is_what_its_other_tokens_are(
     candidates = RowSampler(spread).candidates(row, [places[token_id] for token_id in history])
     expected = {places[token_id]: logit for token_id, logit in reference(params, logits, history).items()}
     assert candidates.ids is not None
-    assert candidates.ids.tolist() == sorted(expected)
-    assert candidates.logits.tolist() == pytest.approx([expected[i] for i in sorted(expected)], abs=1e-12)
+    check_candidates(candidates, expected, params)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

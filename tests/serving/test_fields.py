@@ -210,9 +210,27 @@ def test_penalties_are_a_step_too(server: Hosted) -> None:
     assert text_of(server, **penalised, samplers="epkmt") != text_of(server, **neutral)
 
 
+def test_dry_stops_at_its_sequence_breakers(server: Hosted) -> None:
+    # Each letter is a token, and the last ones stood before: "c" would go on with them.
+    body = {**BASE, "prompt": "abcab", "n_predict": 1, "temperature": 0, "logit_bias": {"c": 90, "d": 50}}
+    assert text_of(server, **body) == "c"
+    dry = {**body, "dry_multiplier": 100.0}
+    assert text_of(server, **dry) == "d"
+    for breakers in (["b"], "b", ["xx", "ab"]):
+        assert text_of(server, **dry, dry_sequence_breakers=breakers) == "c"
+    assert text_of(server, **dry, dry_sequence_breakers=[]) == "d"
+    for path, asked in (("/v1/completions", body), ("/v1/chat/completions", {**CHAT, **body, "max_tokens": 1})):
+        settings = server.answer(path, {**asked, "dry_multiplier": 1, "dry_sequence_breakers": ["b"], "verbose": True})
+        assert settings["__verbose"]["generation_settings"]["dry_sequence_breakers"] == ["b"]
+
+
 def test_what_is_sampled_from_can_be_seen(server: Hosted) -> None:
     body = {**BASE, "n_predict": 5, "n_probs": 5, "post_sampling_probs": True}
-    for fields, most in (({"top_k": 2}, 2), ({"top_k": 2, "samplers": "pmt", "min_p": 0, "top_p": 1}, 5)):
+    for fields, most in (
+        ({"top_k": 2}, 2),
+        ({"top_k": 2, "samplers": "pmt", "min_p": 0, "top_p": 1}, 5),
+        ({"top_n_sigma": 0.01}, 1),
+    ):
         entries = server.answer("/completion", {**body, **fields})["completion_probabilities"]
         assert max(len(entry["top_probs"]) for entry in entries) == most
         assert all(0 < entry["prob"] <= 1 for entry in entries)
@@ -285,6 +303,18 @@ def test_a_seed_of_minus_one_draws_one_and_tells_it(server: Hosted) -> None:
         ("stop", ["a", "b", "c"]),
         ("samplers", "q"),
         ("samplers", ["top_a"]),
+        ("samplers", ["nucleus", "Top-P"]),
+        ("typical_p", 1.1),
+        ("top_n_sigma", "1"),
+        ("dynatemp_range", -1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 1.5),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", ["x" * 41]),
+        ("dry_sequence_breakers", [5]),
+        ("xtc_probability", 2),
+        ("xtc_threshold", True),
         ("samplers", 5),
         ("ignore_eos", "yes"),
         ("cache_prompt", "yes"),

@@ -314,14 +314,14 @@ class SamplingParams:
     @property
     def active(self) -> tuple[str, ...]:
         """The processors that change what is emitted, in their order."""
-        active = tuple(name for name in self.order if name in self._in_use)
-        if not self.greedy:
-            return active
-        # Temperature cannot change which logit is the largest, and neither can truncation, unless what it leaves is
-        # looked at by a filter that may take the largest away.
-        if not {"typical_p", "xtc"}.isdisjoint(active):
-            return tuple(name for name in active if name != "temperature")
-        return tuple(name for name in active if name in ("logit_bias", "penalties", "dry"))
+        in_use = self._in_use
+        if self.greedy and ("typical_p" in in_use or "xtc" in in_use):
+            in_use.discard("temperature")
+        elif self.greedy:
+            # Neither temperature nor truncation changes which logit is the largest, unless what truncation leaves is
+            # looked at by a filter that may take the largest away.
+            in_use &= {"logit_bias", "penalties", "dry"}
+        return tuple(name for name in self.order if name in in_use)
 
     @property
     def _in_use(self) -> set[str]:

@@ -231,7 +231,7 @@ def _repeated_lengths(reverse: list[int], allowed: int, breakers: Breakers) -> d
         reverse: the tokens to search, the last one first.
     """
     size = len(reverse)
-    if size <= allowed:
+    if size <= allowed or breakers.find_latest(reverse[: allowed + MAX_REST]) < allowed:
         return {}
     # How many tokens before each place are those before the end.
     counts: dict[int, int] = {}

@@ -161,9 +161,10 @@ class FewCandidates:
     def suits(params: SamplingParams) -> bool:
         """Return whether logits near the largest decide, by known processors in one of the usual orders."""
         is_cut = 0 < params.top_k <= _MAX_SORTED or (params.top_p == 1.0 and params.min_p > 0.0)
-        if params.greedy or params.dynatemp_range > 0.0 or not is_cut or not _FEW_KNOW.issuperset(params.active):
+        active = params.active
+        if params.greedy or params.dynatemp_range > 0.0 or not is_cut or not _FEW_KNOW.issuperset(active):
             return False
-        return _is_in(LLAMA_CPP_ORDER, params.active) or _is_in(TRANSFORMERS_ORDER, params.active)
+        return _is_in(LLAMA_CPP_ORDER, active) or _is_in(TRANSFORMERS_ORDER, active)
 
     def best(self, candidates: Candidates, position: int) -> tuple[int, float] | None:
         """Return the best token, and its score less that of the next; ``None`` where rounding may decide."""
@@ -274,9 +275,10 @@ class RowSampler:
     ) -> None:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
+        active = params.active
         bans = build_bans(params, late)
         self._processors = [*bans, *build_processors(params, breakers)]
-        self._needs_history = late is not None or not {"penalties", "dry", "xtc"}.isdisjoint(params.active)
+        self._needs_history = late is not None or not {"penalties", "dry", "xtc"}.isdisjoint(active)
         budget = params.reasoning_budget
         self._keeper = None if budget is None else BudgetKeeper(budget, num_prompt, opens_once=constraint is not None)
         self._constraint: ConstraintKeeper | None = None
@@ -285,8 +287,8 @@ class RowSampler:
             self._constraint = ConstraintKeeper(constraint, num_prompt, self._keeper, opening)
         self._plain_argmax = params.greedy and not self._processors and not self.reads_history
         self._few = FewCandidates(params, self.noise) if FewCandidates.suits(params) else None
-        lead = ("logit_bias", "penalties", "dry", *(() if _is_in(LLAMA_CPP_ORDER, params.active) else ("temperature",)))
-        self._lead = self._processors[: len(bans) + sum(name in lead for name in params.active)]
+        lead = ("logit_bias", "penalties", "dry", *(() if _is_in(LLAMA_CPP_ORDER, active) else ("temperature",)))
+        self._lead = self._processors[: len(bans) + sum(name in lead for name in active)]
 
     @property
     def reads_history(self) -> bool:

@@ -48,25 +48,25 @@ class BreakerFinder:
 def _find(vocabulary: Vocabulary, texts: tuple[str, ...]) -> Breakers:
     tokenizer = ExactTokenizer(vocabulary)
     wanted = [text.encode(errors="surrogatepass") for text in texts]
-    # What a token may end with, where the text goes on in the next one, and the tokens of the rest.
-    rests: dict[bytes, dict[bytes, tuple[int, ...]]] = {}
+    # By what a token may end with: the text that goes on in the next one, and the tokens of its rest.
+    begun: dict[bytes, list[tuple[bytes, tuple[int, ...]]]] = {}
     for text in wanted:
         for size in range(1, len(text)):
             rest = tokenizer.continuation(text[size:])
             if rest:
-                rests.setdefault(text, {})[text[:size]] = tuple(rest[:MAX_REST])
+                begun.setdefault(text[:size], []).append((text, tuple(rest[:MAX_REST])))
+    longest = max(map(len, begun), default=0)
     alone = bytearray(vocabulary.size)
-    by_token: dict[int, tuple[tuple[int, ...], ...]] = {}
+    rests: dict[int, tuple[tuple[int, ...], ...]] = {}
     for token_id in range(vocabulary.size):
         spelling = vocabulary.token_spelling(token_id) or b""
         alone[token_id] = any(text in spelling for text in wanted)
         found = [
             rest
-            for text, of_text in rests.items()
-            if text not in spelling and spelling.endswith((*of_text,))
-            for start, rest in of_text.items()
-            if spelling.endswith(start)
+            for size in range(1, min(len(spelling), longest) + 1)
+            for text, rest in begun.get(spelling[-size:], ())
+            if text not in spelling
         ]
         if found:
-            by_token[token_id] = tuple(found)
-    return Breakers(bytes(alone), by_token)
+            rests[token_id] = tuple(found)
+    return Breakers(bytes(alone), rests)
