@@ -39,7 +39,11 @@ ROUTES: Final = {
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
     "/props": {"get"},
+    "/tokenizer_info": {"get"},
+    "/version": {"get"},
+    "/load": {"get"},
     "/slots": {"get"},
+    "/slots/{number}": {"post"},
 }
 ALIASES: Final = ["/v1/health", "/completions", "/chat/completions", "/chat/completions/input_tokens", "/models"]
 
@@ -175,7 +179,7 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
         gate.open()
 
 
-@pytest.mark.parametrize("path", ["/slots/0"])
+@pytest.mark.parametrize("path", ["/lora-adapters"])
 def test_routes_of_others_are_not_found_in_words(server: Hosted, path: str) -> None:
     # OpenAI's clients would try status 501 again, twice.
     error = server.refusal(path, {}, 404)

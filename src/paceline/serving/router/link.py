@@ -44,7 +44,7 @@ class RouterLink:
             told = json.loads(line)
             self._key, self._name, self._tags = told["key"], told["name"], tuple(told["tags"])
         except (ValueError, KeyError, TypeError):
-            raise InputError("--routed is of processes that paceline serve --models-dir starts: leave it out") from None
+            raise InputError("--routed is of processes that a server of several models starts: leave it out") from None
         # What libraries print is no news.
         sys.stdout.flush()
         self._out = os.dup(_STDOUT)
