@@ -7,8 +7,9 @@ where the options are made, whose messages say the way out.
 from __future__ import annotations
 
 import gc
+import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import FastAPI
@@ -472,11 +473,6 @@ def _field_error(error: ValidationError) -> FieldError:
     return FieldError(param, f"{param} is {shown(first['input'])}: {said.replace('input should', 'it should')}")
 
 
-_BODIES: Final = (
-    *(ChatBody, CompletionBody, ControlBody, DetokenizeBody, EmbeddingBody, InfillBody, MessagesBody, RerankBody),
-    *(ResponsesBody, TemplateBody, TokenizeBody),
-)
-
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     "default": {
         "description": "An error: what is wrong, and the way out.",
@@ -518,6 +514,15 @@ _ANTHROPIC_ERROR: Final[dict[str, Any]] = {
 }
 
 
+_REFERENCE: Final = re.compile(r"#/components/schemas/(\w+)")
+
+
+def _iter_bodies(base: type[_Body]) -> Iterator[type[_Body]]:
+    for body in base.__subclasses__():
+        yield body
+        yield from _iter_bodies(body)
+
+
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Return the document of an application."""
     found = get_openapi(
@@ -526,8 +531,10 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         summary="A language model, decoded speculatively: the same text, sooner.",
         routes=app.routes,
     )
+    named = {*_REFERENCE.findall(json.dumps(found["paths"]))}
+    bodies = sorted({body for body in _iter_bodies(_Body) if body.__name__ in named}, key=lambda body: body.__name__)
     _, schemas = models_json_schema(
-        [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     components = found.setdefault("components", {}).setdefault("schemas", {})
     components.update(schemas.get("$defs", {}))
