@@ -542,6 +542,7 @@ def test_a_seed_repeats_the_text_of_a_model_that_is_greedy_by_default() -> None:
         assert model.repeats_text({})
         assert model.repeats_text({"temperature": None})
         assert not model.repeats_text({"temperature": 0.8})
+        assert not model.repeats_text({"temperature": 0.0, "dynatemp_range": 0.5})
         assert model.generate([1], max_tokens=9).token_ids == model.generate([1], max_tokens=9).token_ids
 
 

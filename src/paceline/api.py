@@ -438,8 +438,9 @@ class Model:
 
     def repeats_text(self, options: GenerateOptions) -> bool:
         """Return whether a seed gives the same text with and without speculation."""
-        temperature = {**options, **self.defaults.left_open(options)}.get("temperature")
-        return (options.get("verify") or self.verify) == "coupled" or temperature == 0.0
+        asked: dict[str, object] = {**options, **self.defaults.left_open(options)}
+        is_greedy = asked.get("temperature") == 0.0 and not asked.get("dynatemp_range")
+        return (options.get("verify") or self.verify) == "coupled" or is_greedy
 
     def close(self) -> None:
         """Cancel what still runs and free native memory. Idempotent; using the model afterwards is a clear error.
