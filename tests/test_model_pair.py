@@ -11,16 +11,19 @@ import pytest
 
 import paceline
 from paceline import model_pair
+from paceline.comparison import answer, explain
 from paceline.core.errors import InputError
 from paceline.engines.llama_cpp import loading
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.loading import memory_limit, open_engine, reader_of
 from paceline.engines.memory import SPARE_BYTES, Footprint, OtherMemory, held_memory
-from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.engines.options import CacheType, DraftOptions, ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.model_pair import default_draft, open_pair
 from paceline.models.embedded import embedded_draft
+from paceline.options import GenerateOptions
+from paceline.planning.policies.fixed import FixedPolicy
 from paceline.vocabularies.token_pairs import DraftVocab
 from tests.engines.streamed import exact_target, mostly_streamed
 from tests.engines.tiny_models import write_model
@@ -314,3 +317,16 @@ def test_a_model_that_is_streamed_is_not_streamed_twice_to_read_a_text(target: P
     reader = reader_of(options, is_streamed=True)(64)
     assert reader.memory_plan is None  # type: ignore[attr-defined]
     reader.close()
+
+
+@pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
+def test_drafts_turn_no_more_than_near_ties_of_a_quantised_cache(target: Path, cache_type: CacheType) -> None:
+    options = ModelOptions(target, threads=1, context_length=256, cache_type_k=cache_type, cache_type_v=cache_type)
+    draft = DraftOptions(embedded_draft(), cache_type_k=cache_type, cache_type_v=cache_type)
+    with paceline.load(options, draft=draft, policy=FixedPolicy(4), remember=False) as model:
+        for seed, prompt in enumerate(("def add(a, b):\n", "import os\n", "The model reads")):
+            asked = GenerateOptions(max_tokens=40, temperature=0.0, seed=seed, ignore_end=True)
+            plain, drafted = (answer(model, prompt, asked, speculate=speculates) for speculates in (False, True))
+            assert drafted.stats.num_accepted > 0
+            divergence = explain(model, prompt, asked, plain, drafted)
+            assert divergence is None or divergence.verdict == "near-tie"
