@@ -119,7 +119,7 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
     budget = ReasoningBudget(
         rng.choice((0, 1, 2, 3, 5, 8)),
         some(2),
-        some(3) if rng.random() < 0.5 else any_tokens(1),
+        some(2) if rng.random() < 0.6 else any_tokens(1),
         begun=rng.random() < 0.4,
         forced=any_tokens(0) if rng.random() < 0.3 else (),
     )
