@@ -20,10 +20,11 @@ from hypothesis import given, settings
 
 from paceline.core.logprobs import LogprobParams
 from paceline.core.params import StopRules
+from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
-from paceline.planning.policies.fixed import NO_SPECULATION
+from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
 from tests.engines.tiny_models import VOCABULARY_SIZE
@@ -109,6 +110,23 @@ def test_what_a_prompt_has_read_itself_was_in_no_cache() -> None:
         loop.step()
     assert (first.stats.preemptions, second.stats.preemptions) == (0, 1)
     assert (second.stats.cached_tokens, second.stats.prompt_tokens) == (0, 30)
+
+
+def test_who_has_to_read_again_waits_for_one_that_fills_the_cache_meanwhile() -> None:
+    """Where passes are not shared, others grow between a start and its first pass: the one that grew ended by no_room."""
+    model, vocabulary = random_model(9, seed=1), ScriptedVocabulary.of_size(9)
+    num_preempted = 0
+    for squeezed, length in itertools.product(range(12), range(8, 20)):
+        engine = ScriptedEngine(model, vocabulary, cells=40, shares_passes=False)
+        drafter = DraftModelDrafter(ScriptedEngine(model, vocabulary), target_vocab_size=9)
+        loop = DecodingLoop(engine, [drafter], FixedPolicy(4), clock=engine.clock, growth=0)
+        Squeeze(itertools.chain([0] * squeezed, [2], itertools.repeat(0))).put_on(loop, engine)
+        requests = [loop.add([1, 2, 3], PLAIN_PARAMS, StopRules(26)), loop.add([4] * length, PLAIN_PARAMS, StopRules(8))]
+        while loop.active:
+            loop.step()
+        assert [request.finish_reason for request in requests] == ["length", "length"]
+        num_preempted += requests[1].stats.preemptions
+    assert num_preempted > 0
 
 
 def report(request: pytest.FixtureRequest, what: str, squeezes: Squeezes, compared: int) -> None:

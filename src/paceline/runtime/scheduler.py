@@ -390,15 +390,18 @@ class Scheduler:
     def make_room(self, drafts: Drafts) -> Emission | None:
         """Preempt the youngest request of the client with most that hold cells.
 
-        One that alone holds cells has all there are: it ends, and its last emission is returned. Those of ``drafts``
-        are kept that have to be judged later.
+        One that alone holds cells goes on: others that were to start have to wait. One that runs alone has all cells
+        there are: it ends, and its last emission is returned. Those of ``drafts`` are kept that have to be judged
+        later.
         """
         holders = [request for request in self._running.values() if request.cached > 0]
-        candidates = holders or list(self._running.values())
+        candidates = holders
+        if len(holders) < 2:
+            candidates = [request for request in self._running.values() if request not in holders] or holders
         counts = Counter(request.cache.client for request in candidates)
         most = max(counts.values())
         loser = next(request for request in reversed(candidates) if counts[request.cache.client] == most)
-        if len(candidates) > 1:
+        if len(self._running) > 1:
             self.preempt(loser)
             for request, tree in zip(drafts.requests, drafts.trees, strict=True):
                 if request is loser and tree.num_drafted and request.verifier.judges_every_draw:
