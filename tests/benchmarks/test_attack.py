@@ -34,7 +34,7 @@ Answering = Callable[[str, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 HEALTHY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nfull"
 BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}"
-IN_WORDS = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n"server_error"'
+IN_WORDS = b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"type":"server_error"}'
 TEXT = ("one ", "two ", "three")
 
 
@@ -245,7 +245,7 @@ def test_tries_that_hang_are_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [BROKEN, b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n"server_error"'], ids=["500", "in words"]
+    "said", [BROKEN, b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"type":"server_error"}'], ids=["500", "in words"]
 )
 def test_an_error_of_the_servers_own_fails_a_try(said: bytes) -> None:
     async def test() -> None:

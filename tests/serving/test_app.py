@@ -16,8 +16,8 @@ from paceline.serving.security import ApiKeys, SecuritySettings
 from paceline.serving.server import Server
 from tests.serving.asking import HOME, run
 
-PUBLIC = {"/health", "/v1/health"}
-POLLED = PUBLIC | {"/metrics", "/v1/models", "/models", "/props", "/slots"}
+PUBLIC = {"/health", "/v1/health", "/ping"}
+POLLED = PUBLIC | {"/metrics", "/v1/models", "/models", "/props", "/slots", "/load"}
 
 
 def loading_server(prefix: str = "") -> Server:

@@ -202,11 +202,12 @@ def test_an_answer_that_ended_before_anybody_looked_had_a_place_too() -> None:
 
     board = SlotBoard(cast("Any", SimpleNamespace(max_running=2)))
     running, over, waiting = [choice(is_over=False) for _ in range(2)], choice(is_over=True), choice(is_over=False)
+    answer = cast("Any", SimpleNamespace(request=SimpleNamespace(slot=None)))
     for each in (*running, over, waiting):
-        board.started(cast("Any", None), each)
+        board.started(answer, each)
     assert [each.slot for each in (*running, over, waiting)] == [0, 1, 0, -1]
     running[1].stream.is_over = True
-    board.started(cast("Any", None), waiting)
+    board.started(answer, waiting)
     assert waiting.slot == 1
 
 

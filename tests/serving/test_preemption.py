@@ -23,7 +23,12 @@ from tests.tiers import by_tier
 
 CHAT: Final = "/v1/chat/completions"
 NUM_REQUESTS: Final = by_tier(200, quick=48)
-VOLATILE: Final = ("id", "created", "speculative", "metrics", "gain", "id_slot")
+ONE_OF_MANY: Final = ("native", "completions", "chat")
+"""Ways in which several answers, log-probabilities and progress are asked for alike."""
+VOLATILE: Final = (
+    *("id", "created", "speculative", "metrics", "gain", "id_slot"),
+    *("created_at", "completed_at", "item_id", "call_id"),
+)
 """What differs between two answers to one request."""
 COUNTS: Final = ("cache_n", "prompt_n", "predicted_n")
 """What ``timings`` say that is no time, and not of drafts."""
@@ -39,11 +44,11 @@ def draw(rng: random.Random) -> tuple[str, dict[str, Any]]:
     way: Way = rng.choice(list(PATHS))
     body = {**question.body(way), **rng.choice(SPECULATION), "cache_prompt": False}
     kind = rng.randrange(6)
-    if kind == 0:
+    if kind == 0 and way in ONE_OF_MANY:
         body["n"] = rng.randint(2, 4)
-    elif kind == 1:
+    elif kind == 1 and way in ONE_OF_MANY:
         body |= {"n_probs": 3} if way == "native" else {"logprobs": 3 if way == "completions" else True}
-    elif kind == 2:
+    elif kind == 2 and way in ONE_OF_MANY:
         body |= {"return_progress": True, "stream_options": {"include_usage": True}}
     elif kind == 3 and way == "completions":
         body["echo"] = True

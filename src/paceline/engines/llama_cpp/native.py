@@ -317,11 +317,11 @@ def device_titles(names: Sequence[str]) -> list[str]:
 
 
 def free_device_memory(names: Sequence[str]) -> int:
-    """Return the bytes that are free on devices, over all of them; 0 for those that do not say."""
+    """Return the bytes that are free on devices, over all of them; 0 for those that do not say, or are not there."""
     available = offload_devices()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     free_bytes = 0
-    for name in names:
+    for name in available.keys() & {*names}:
         _device_memory(available[name], ctypes.byref(free), ctypes.byref(total))
         free_bytes += free.value
     return free_bytes
