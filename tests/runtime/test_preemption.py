@@ -113,7 +113,7 @@ def test_what_a_prompt_has_read_itself_was_in_no_cache() -> None:
 
 
 def test_who_has_to_read_again_waits_for_one_that_fills_the_cache_meanwhile() -> None:
-    """Where passes are not shared, others grow between a start and its first pass: the one that grew ended by no_room."""
+    """Where passes are not shared, others grow between a start and its first pass: one that grew ended by no_room."""
     model, vocabulary = random_model(9, seed=1), ScriptedVocabulary.of_size(9)
     num_preempted = 0
     for squeezed, length in itertools.product(range(12), range(8, 20)):
@@ -121,7 +121,8 @@ def test_who_has_to_read_again_waits_for_one_that_fills_the_cache_meanwhile() ->
         drafter = DraftModelDrafter(ScriptedEngine(model, vocabulary), target_vocab_size=9)
         loop = DecodingLoop(engine, [drafter], FixedPolicy(4), clock=engine.clock, growth=0)
         Squeeze(itertools.chain([0] * squeezed, [2], itertools.repeat(0))).put_on(loop, engine)
-        requests = [loop.add([1, 2, 3], PLAIN_PARAMS, StopRules(26)), loop.add([4] * length, PLAIN_PARAMS, StopRules(8))]
+        long, short = StopRules(26), StopRules(8)
+        requests = [loop.add([1, 2, 3], PLAIN_PARAMS, long), loop.add([4] * length, PLAIN_PARAMS, short)]
         while loop.active:
             loop.step()
         assert [request.finish_reason for request in requests] == ["length", "length"]
