@@ -16,9 +16,12 @@ import psutil
 import pytest
 
 from paceline.cli.main import main
+from paceline.cli.model_router import _OWN_BYTES
+from paceline.engines.context_length import BYTES_OF_BOOKKEEPING
+from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.serving.router.pool import Launch, ModelPool
-from paceline.serving.router.presets import Preset, estimate_bytes, find_presets
+from paceline.serving.router.presets import Preset, find_presets
 from tests.serving.processes import served
 from tests.serving.test_command import BODY, refused  # noqa: F401 - a fixture
 from tests.timing import WAIT_S
@@ -58,7 +61,7 @@ def test_a_folder_has_a_model_for_each_file_and_folder(tmp_path: Path) -> None:
     for name in (
         *("one.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-one.gguf", "notes.txt", ".x.gguf"),
         *("seen/seen-Q4.gguf", "seen/mmproj-F16.gguf", "split/s-00001-of-00002.gguf", "split/s-00002-of-00002.gguf"),
-        *("two/a.gguf", "two/b.gguf", "hf/config.json", "empty/readme.md"),
+        *("two/a.gguf", "two/b.gguf", "hf/config.json", "empty/readme.md", "both/config.json", "both/x.gguf"),
     ):
         _write(tmp_path / name, "")
     assert {name: str(preset.path.relative_to(tmp_path)) for name, preset in _presets(tmp_path).items()} == {
@@ -69,6 +72,7 @@ def test_a_folder_has_a_model_for_each_file_and_folder(tmp_path: Path) -> None:
         "two/a": "two/a.gguf",
         "two/b": "two/b.gguf",
         "hf": "hf",
+        "both": "both/x.gguf",
     }
 
 
@@ -89,14 +93,14 @@ def test_options_hold_for_each_model_and_those_of_a_section_for_its_own(
     )
     models = found(
         *("--models-dir", str(tmp_path / "models"), "--models-preset", str(ini), "-np", "2", "--temp", "-0.0"),
-        *("--api-key", "secret", "--metrics", "--drafters", "suffix,lookup", "--stop", "-x", "--stop", "y"),
+        *("--api-key", "secret", "--metrics", "--pooling", "mean", "--stop", "-x", "--stop", "y"),
         PACELINE_MODEL="elsewhere.gguf",
         PACELINE_API_KEY="also secret",
         LLAMA_ARG_MODELS_MAX="2",
         PACELINE_TOP_K="5",
     )
     assert [*models] == ["four", "one", "three", "two"]
-    common = ["--parallel=2", "--temp=-0.0", "--metrics", "--drafters=suffix,lookup", "--stop=-x", "--stop=y"]
+    common = ["--parallel=2", "--temp=-0.0", "--metrics", "--pooling=mean", "--stop=-x", "--stop=y"]
     preset, launch = models["one"]
     assert (preset.aliases, preset.loads_on_startup, preset.stop_s) == (("uno", "1"), True, 10.0)
     words = list(launch.words[launch.words.index("serve") + 1 :])
@@ -112,10 +116,7 @@ def test_options_hold_for_each_model_and_those_of_a_section_for_its_own(
     preset, launch = models["three"]
     assert (preset.tags, preset.stop_s) == (("small",), 3.0)
     assert {"--no-speculation", "--no-slots"} <= {*launch.words}
-    assert models["four"][1].estimate_bytes == estimate_bytes([], 1024)
-    assert models["two"][1].estimate_bytes == estimate_bytes([embedded_draft()], 1024)
-    assert estimate_bytes([embedded_draft()], 4096) > estimate_bytes([embedded_draft()], 1024)
-    assert estimate_bytes([embedded_draft()] * 2, 1024) > estimate_bytes([embedded_draft()], 1024)
+    assert models["four"][1].estimate_bytes == _OWN_BYTES
 
 
 def test_a_model_has_room_for_usual_requests_where_nobody_says_it(found: Callable[..., Found], tmp_path: Path) -> None:
@@ -132,6 +133,38 @@ def test_a_model_has_room_for_usual_requests_where_nobody_says_it(found: Callabl
 
 
 @pytest.mark.parametrize(
+    ("options", "cells", "head_bytes"),
+    [
+        # 32 values take 64 bytes in F16 and 34 in Q8_0; a head has 64 values, of keys and of values.
+        ((), 4 * 4096, 256),
+        (("-np", "2"), 2 * 4096, 256),
+        (("-np", "2", "-c", "1024"), 1024, 256),
+        (("-c", "1024"), 1024, 256),
+        (("-np", "1", "-c", "0"), 4096, 256),
+        (("--exact",), 4096, 256),
+        (("-c", "1024", "-ctk", "q8_0", "-ctv", "q8_0"), 1024, 136),
+        (("-c", "1024", "-ctk", "q8_0"), 1024, 196),
+    ],
+)
+def test_memory_is_estimated_as_the_engine_takes_it(
+    found: Callable[..., Found], tmp_path: Path, options: tuple[str, ...], cells: int, head_bytes: int
+) -> None:
+    shutil.copy(embedded_draft(), tmp_path / "one.gguf")
+    about = describe(embedded_draft())
+    assert (about.layers, about.kv_heads, about.head_size, about.context_length) == (3, 1, 64, 4096)
+
+    def estimate(*more: str) -> int:
+        launch = found("--models-dir", str(tmp_path), *options, *more)["one"][1]
+        return launch.estimate_bytes - _OWN_BYTES
+
+    alone = about.num_bytes + cells * (BYTES_OF_BOOKKEEPING + 3 * head_bytes)
+    assert estimate() == alone
+    beside = about.num_bytes + cells * (BYTES_OF_BOOKKEEPING + 3 * 256)
+    assert estimate("-md", str(embedded_draft())) == alone + beside
+    assert estimate("--memory", "64M") == (64 << 20) - _OWN_BYTES
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[one]\nmodel = missing.gguf\n", "missing.gguf"),
@@ -145,6 +178,13 @@ def test_a_model_has_room_for_usual_requests_where_nobody_says_it(found: Callabl
         ("[one]\nhf-repo = a/b\nhf-repo = a/c\n", "line 3"),
         ("[one]\nhf-repo\n", "line 2"),
         ("[one]\nhf-repo = a/b\nstop-timeout = soon\n", "stop-timeout"),
+        ("[one]\nhf-repo = a/b\nstop-timeout = nan\n", "stop-timeout"),
+        ("[one]\nhf-repo = a/b\nstop-timeout = -1\n", "stop-timeout"),
+        ("[one]\nhf-repo = a/b\nPACELINE_API_PREFIX = /x\n", "PACELINE_API_PREFIX, which is the server's own"),
+        ("[one]\nhf-repo = a/b\nLLAMA_ARG_PORT = 1\n", "LLAMA_ARG_PORT, which is the server's own"),
+        ("[one]\nhf-repo = a/b\nPACELINE_SEED = x\n", "[one]: PACELINE_SEED"),
+        ("[one]\nhf-repo = a/b\nno-speculation = true\ndrafters = suffix\n", "[one]: --drafters has"),
+        ("[one]\nLLAMA_ARG_MODEL = missing.gguf\n", "missing.gguf"),
         ("[one]\nhf-repo = a/b\nalias = two\n[two]\nhf-repo = a/c\n", "'two'"),
         ("", "no model"),
     ],
@@ -169,6 +209,9 @@ def test_what_contradicts_itself_is_refused(
     assert "missing" in refused("--models-dir", str(tmp_path / "missing"))
     assert "--models-dir" in refused(*folder, "-m", "x.gguf")
     assert "-a is of one model" in refused(*folder, "--alias", "x")
+    for name in ("x.gguf", "x/y.gguf"):
+        _write(tmp_path / "same" / name, "")
+    assert "'x' is a name of both" in refused("--models-dir", str(tmp_path / "same"))
     assert "--models-memory" in refused(*folder, "--models-memory", "0")
     assert "--sleep-idle-seconds" in refused("--sleep-idle-seconds", "0")
     assert "--routed" in refused("--routed", "-m", str(embedded_draft()))
@@ -199,7 +242,7 @@ def test_models_of_a_folder_are_served_by_name_and_end_with_their_server(tmp_pat
         refusal = web.post("/v1/completions", json={**BODY, "model": "broken"})
         assert refusal.status_code == 503
         assert "broken.gguf" in refusal.json()["error"]["message"]
-        assert web.get("/props?model=one").json()["model_alias"] == "one"
+        assert web.get("/props?model=one&autoload=true").json()["model_alias"] == "one"
         assert web.post("/tokenize", json={"model": "one", "content": "a b"}).json()["tokens"]
         stream = {**BODY, "model": "one", "max_tokens": 3, "stream": True}
         events = [line[6:] for line in web.post("/v1/completions", json=stream).text.splitlines() if line]

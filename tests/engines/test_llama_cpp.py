@@ -40,9 +40,11 @@ from paceline.core.request import Request
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.context_length import BYTES_OF_BOOKKEEPING, cell_bytes
 from paceline.engines.llama_cpp import LlamaCppEngine, loading, native
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.engines.options import CACHE_TYPES, CacheType, ModelOptions
+from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.relation import relate_vocabularies
@@ -485,11 +487,12 @@ def test_the_room_of_a_cache_is_foreseen_for_every_type(cache_type: CacheType, m
     settings = {"cache_type_k": cache_type, "cache_type_v": "f16", "context_length": 2048}
     engine = load(DRAFT, **settings)
     made_bytes = native.log.buffers["KV"]
-    cell_bytes = loading._key_value_bytes(engine._loaded.model, cache_type, "f16")
+    each_bytes = cell_bytes(describe(DRAFT), engine._loaded.options)
     engine.close()
+    assert each_bytes is not None
     # llama.cpp says it to 0.01 MiB.
-    assert abs(2048 * cell_bytes - made_bytes) < 0.01 * (1 << 20)
-    available_bytes = 2048 * (cell_bytes + loading._BYTES_OF_BOOKKEEPING)
+    assert abs(2048 * (each_bytes - BYTES_OF_BOOKKEEPING) - made_bytes) < 0.01 * (1 << 20)
+    available_bytes = 2048 * each_bytes
     monkeypatch.setattr(loading, "available_memory", lambda: available_bytes - 1)
     with pytest.raises(InputError, match="are free; take at most 2047 tokens"):
         load(DRAFT, **settings)

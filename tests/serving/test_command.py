@@ -21,8 +21,7 @@ import typer.main
 
 from paceline.cli.llama_flags import FOREIGN, remarks_on
 from paceline.cli.main import app, main
-from paceline.cli.serve import _size_models
-from paceline.cli.setup import FoundModels
+from paceline.cli.setup import FoundModels, size_models
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_draft, embedded_target
@@ -380,7 +379,7 @@ LOADING = """
 import sys
 import paceline.cli.serve as command
 from paceline.cli.main import app, main
-from paceline.cli.serve import _size_models
+from paceline.cli.setup import size_models
 from paceline.cli.setup import FoundModels
 from paceline.engines.options import DraftOptions, ModelOptions
 
@@ -421,5 +420,5 @@ def test_exact_texts_have_room_of_their_own(
     context: Any = SimpleNamespace(get_parameter_source=lambda name: None)
     target = ModelOptions(embedded_target(), context_length=512, exact=exact)
     models = ModelChoice(None, ModelOptions("", max_sequences=number), False, DraftOptions())
-    found = _size_models(context, FoundModels(target, None), models, ServerOptions(kv_unified=unified)).target
+    found = size_models(context, FoundModels(target, None), models, ServerOptions(kv_unified=unified)).target
     assert (found.max_sequences, found.context_length, found.cells) == sized

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast
 
 import typer
 
 from paceline.cli.display import error_console
 from paceline.cli.flags import in_flags
 from paceline.cli.llama_flags import VARIABLES, remarks_on, with_llama_variables
-from paceline.cli.options import is_given, refuse_given
-from paceline.core.errors import InputError
-from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH
-from paceline.environment import ModelChoice, from_environment, variables_of_the_table
-from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
+from paceline.cli.options import ModelFlags, is_given, read_parts, refuse_given
+from paceline.cli.setup import FoundModels, Setup, choose_setup, count_requests, size_models
+from paceline.core.errors import InputError, PacelineError
+from paceline.core.params import SpeculationParams
+from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH, choose_context_length
+from paceline.engines.loading import foreseen_bytes
+from paceline.engines.options import memory_bytes
+from paceline.environment import ModelChoice, variables_of_the_table
+from paceline.models.description import ModelDescription, describe
+from paceline.models.hub.reference import HubModel
+from paceline.models.registry import resolve_model
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from paceline.serving.router.pool import Launch
     from paceline.serving.router.presets import Preset
     from paceline.serving.security import SecuritySettings
+
+ServedModels: TypeAlias = Annotated[
+    ModelChoice, ModelFlags(also=("override_tensors", "max_sequences", "model_defaults", "verbose"))
+]
+"""The models of a server, with the options that they have there."""
+
+_PARTS: Final = {
+    "models": ServedModels,
+    "options": ServerOptions,
+    "speculation": SpeculationParams,
+    "fixed": FixedPolicy,
+}
+
+_OWN_BYTES: Final = 128 << 20
+"""Bytes of a process beside its model: Python, libraries, scratch."""
 
 _ROUTERS: Final = (
     *("host", "port", "prefix", "ui", "api_key", "api_key_file", "cors_origins", "allowed_hosts"),
@@ -130,29 +156,72 @@ def _spell(parameter: Any, value: Any) -> Iterator[str]:
 
 def _launch(context: typer.Context, preset: Preset, common: list[str]) -> Launch:
     from paceline.serving.router.pool import Launch
-    from paceline.serving.router.presets import estimate_bytes
 
     words, variables = [*common], {}
     for key, value in preset.settings.items():
-        if _VARIABLE.fullmatch(key):
-            variables[key] = value
-        else:
+        if not _VARIABLE.fullmatch(key):
             words += _section_words(context, preset, key, value)
+        elif key in _own_variables() and "_HF_" not in key:
+            raise _not_of_a_section(preset, key)
+        else:
+            variables[key] = value
     if preset.path is not None:
         words += ["-m", str(preset.path)]
-    given = _check(context, preset, words)
-    told = from_environment(with_llama_variables({**os.environ, **variables})).target
-    room = told.get("context_length") if given["context_length"] is None else given["context_length"]
-    if room is None:
-        # By itself a model would take a share of all the memory that is free when it is loaded.
-        parallel = given["max_sequences"] or told.get("max_sequences") or (1 if given["exact"] else DEFAULT_PARALLEL)
-        room = parallel * DEFAULT_CONTEXT_LENGTH
+    environment = {name: value for name, value in os.environ.items() if name not in _own_variables()} | variables
+    try:
+        room, estimate = _foresee(context, preset, words, environment)
+    except (InputError, typer.TyperException) as error:
+        said = getattr(error, "message", "") or str(error)
+        raise InputError(f"[{preset.name}]: {said}") from None
+    if room is not None:
         words += ["-c", str(room)]
-    draft = given["draft_path"]
-    paths = [path for path in (preset.path, draft and Path(draft)) if path is not None and path.exists()]
-    estimate = estimate_bytes(paths, room or DEFAULT_PARALLEL * DEFAULT_CONTEXT_LENGTH)
     shown = [Path(word).name if os.sep in word and Path(word).exists() else word for word in words]
-    return Launch([*_PROGRAM, *words, *_ROUTED], ["paceline", "serve", *shown], _environment(variables), estimate)
+    return Launch([*_PROGRAM, *words, *_ROUTED], ["paceline", "serve", *shown], environment, estimate)
+
+
+def _foresee(
+    context: typer.Context, preset: Preset, words: list[str], environment: Mapping[str, str]
+) -> tuple[int | None, int]:
+    """Return the room that a model's requests get where nobody says it, and about what its process takes."""
+    with context.command.make_context("serve", [*words], parent=context.parent) as made:
+        parsed = cast("typer.Context", made)
+        remarks_on(parsed.args, [name for parameter in context.command.params for name in parameter.opts])
+        asked = read_parts(parsed, parsed.params, _PARTS, with_llama_variables(environment))
+        models, options = asked["models"], asked["options"]
+        policy, remember = parsed.params["policy"], parsed.params["remember"]
+        setup = choose_setup(parsed, models, asked["speculation"], asked["fixed"], policy=policy, remember=remember)
+        about = None
+        with contextlib.suppress(PacelineError):
+            about = None if preset.path is None else describe(preset.path)
+        embeds = options.embedding or options.reranking or (about is not None and about.embeds)
+        room = None
+        if models.settings.context_length is None and not models.whole_context and not embeds:
+            # By itself a model would take a share of all the memory that is free when it is loaded.
+            room = count_requests(parsed, models, exact=models.settings.exact)[0] * DEFAULT_CONTEXT_LENGTH
+            setup = replace(setup, models=replace(models, settings=replace(models.settings, context_length=room)))
+        return room, _estimate_bytes(parsed, setup, options, about, embeds=embeds)
+
+
+def _estimate_bytes(
+    context: typer.Context, setup: Setup, options: ServerOptions, about: ModelDescription | None, *, embeds: bool
+) -> int:
+    """Return about what a model's process takes. What the file does not say is measured once it is loaded."""
+    estimate, models = _OWN_BYTES, setup.models
+    # What is wrong with a file is told when it is to be loaded.
+    with contextlib.suppress(PacelineError):
+        if about is not None:
+            target = models.target_options(about.path)
+            if embeds:
+                length = choose_context_length(target.context_length, about.context_length, model="", may_shrink=True)
+                target = replace(target, context_length=length, max_sequences=1)
+            else:
+                target = size_models(context, FoundModels(target, None), models, options).target
+            estimate += foreseen_bytes(target)
+            if setup.draft is not None and not isinstance(setup.draft, HubModel):
+                draft = models.draft_options(target, resolve_model(setup.draft))
+                estimate += foreseen_bytes(replace(draft, cells=target.cells))
+    limit = memory_bytes(models.settings)
+    return estimate if limit is None else min(estimate, limit)
 
 
 def _section_words(context: typer.Context, preset: Preset, key: str, value: str) -> list[str]:
@@ -166,7 +235,7 @@ def _section_words(context: typer.Context, preset: Preset, key: str, value: str)
     if (parameter.name or "") in (*_ROUTERS, *_OF_ONE_MODEL, "routed"):
         if parameter.name in ("hub_repo", "hub_file"):
             return [names[0], value]
-        raise InputError(f"`models_preset`: [{preset.name}] has {key}, which is the server's own: leave it out there")
+        raise _not_of_a_section(preset, key)
     if not parameter.is_flag:
         return [f"{names[0]}={value}"] if names[0].startswith("--") else [names[0], value]
     is_on = {**dict.fromkeys(("true", "1", "yes", "on", ""), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
@@ -178,25 +247,18 @@ def _section_words(context: typer.Context, preset: Preset, key: str, value: str)
     return [spelled[0]] if spelled else []
 
 
-def _check(context: typer.Context, preset: Preset, words: list[str]) -> Mapping[str, Any]:
-    """Return the parameters that words come to; an error names the section."""
-    try:
-        with context.command.make_context("serve", [*words], parent=context.parent) as parsed:
-            known = [name for parameter in context.command.params for name in parameter.opts]
-            remarks_on(parsed.args, known)
-            return {**parsed.params}
-    except (InputError, typer.TyperException) as error:
-        said = getattr(error, "message", "") or str(error)
-        raise InputError(f"[{preset.name}]: {said}") from None
+def _not_of_a_section(preset: Preset, key: str) -> InputError:
+    return InputError(f"`models_preset`: [{preset.name}] has {key}, which is the server's own: leave it out there")
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a model's process: this one's, without what is the router's."""
-    own = {name for name, field in variables_of_the_table().items() if field.name in _not_handed_on()}
-    own |= {theirs for theirs, ours in VARIABLES.items() if ours in own}
-    return {**{name: value for name, value in os.environ.items() if name not in own}, **variables}
-
-
-def _not_handed_on() -> Collection[str]:
+@functools.cache
+def _own_variables() -> frozenset[str]:
+    """Return the variables of the environment that are the router's, and not those of a model's process."""
     of_server = {field.name for field in dataclasses.fields(ServerOptions)} & {*_ROUTERS, *_OF_ONE_MODEL}
-    return of_server | {"path", "repo", "file"}
+    fields = of_server | {"path", "repo", "file"}
+    own = {
+        name
+        for name, field in variables_of_the_table().items()
+        if field.name in fields and not name.startswith("PACELINE_DRAFT_")
+    }
+    return frozenset({*own, *(theirs for theirs, ours in VARIABLES.items() if ours in own)})

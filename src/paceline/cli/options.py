@@ -188,27 +188,20 @@ def with_options(
     def decorate(command: _Command) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
-        parts: dict[str, tuple[type, list[_Flag]]] = {}
+        parts: dict[str, Any] = {}
         for parameter in inspect.signature(command).parameters.values():
-            part = _find_part(hints[parameter.name])
+            hint = hints[parameter.name]
+            part = _find_part(hint)
             if part is None:
-                parameters.append(parameter.replace(annotation=hints[parameter.name]))
+                parameters.append(parameter.replace(annotation=hint))
                 continue
-            flags = _make_flags(part, hints[parameter.name])
-            parts[parameter.name] = part, flags
-            parameters += [flag.parameter(helps) for flag in flags]
+            parts[parameter.name] = hint
+            parameters += [flag.parameter(helps) for flag in _make_flags(part, hint)]
 
         def run(**values: Any) -> None:
             context: typer.Context = values["context"]
-            given = {
-                flag.name: flag.value(values[flag.name])
-                for _, flags in parts.values()
-                for flag in flags
-                if is_given(context, flag.name)
-            }
-            made = _build_parts(dict(parts.values()), given, from_environment(variables()))
             own = {name: value for name, value in values.items() if name in hints}
-            command(**own, **{name: made[part] for name, (part, _) in parts.items()})
+            command(**own, **read_parts(context, values, parts, variables()))
 
         for run_of_names in (*_TOGETHER, *together):
             parameters = _list_together(parameters, run_of_names)
@@ -219,6 +212,27 @@ def with_options(
         return run
 
     return decorate
+
+
+def read_parts(
+    context: typer.Context, values: Mapping[str, Any], hints: Mapping[str, Any], variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return dataclasses of the table as a command line and the environment make them, by name.
+
+    Args:
+        values: of the parameters, as typer read them.
+        hints: what a command's parameters are to be.
+    """
+    parts = {name: cast("type", _find_part(hint)) for name, hint in hints.items()}
+    flags = {part: _make_flags(part, hints[name]) for name, part in parts.items()}
+    given = {
+        flag.name: flag.value(values[flag.name])
+        for of_part in flags.values()
+        for flag in of_part
+        if is_given(context, flag.name)
+    }
+    made = _build_parts(flags, given, from_environment(variables))
+    return {name: made[part] for name, part in parts.items()}
 
 
 def _find_part(hint: Any) -> type | None:

@@ -20,8 +20,8 @@ from paceline.cli.display import error_console
 from paceline.cli.flags import in_flags
 from paceline.cli.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.cli.memory import print_memory_plan
-from paceline.cli.model_router import is_router, route
-from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, is_given, refuse_given, with_options
+from paceline.cli.model_router import ServedModels, is_router, route
+from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, refuse_given, with_options
 from paceline.cli.setup import (
     FoundModels,
     PolicyName,
@@ -30,15 +30,13 @@ from paceline.cli.setup import (
     announce_builtin_model,
     choose_setup,
     request_options,
+    size_models,
 )
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.embedder import load_embedder
 from paceline.engines.base import Pooling
-from paceline.engines.loading import foreseen_context_length
-from paceline.engines.options import ModelOptions
-from paceline.environment import ModelChoice
 from paceline.models.description import describe
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
@@ -90,7 +88,7 @@ class ServeCommand(Command):
 def serve(
     context: typer.Context,
     *,
-    models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "max_sequences", "model_defaults", "verbose"))],
+    models: ServedModels,
     options: ServerOptions,
     conversation: ChatParams,
     rules: StopRules,
@@ -144,7 +142,7 @@ def serve(
         found = setup.find()
         embeds = options.embedding or options.reranking or describe(Path(found.target.path)).embeds
         if not embeds:
-            found = _size_models(context, found, models, options)
+            found = size_models(context, found, models, options)
         elif models.draft.path is not None or models.hub_draft is not None:
             raise InputError(
                 f"{Path(found.target.path).name} turns texts into vectors, which nothing drafts: leave -md out"
@@ -259,39 +257,6 @@ def _build_served(
 
 def _model_name(setup: Setup) -> str:
     return "fixed" if not isinstance(setup.policy, str) and setup.policy.speculates else "plain"
-
-
-def _size_models(
-    context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions
-) -> FoundModels:
-    """Return the models with the room that requests have, as llama-server deals it out.
-
-    ``-c`` is the room of all requests together. Each has an equal part of it, or with ``--kv-unified`` whatever the
-    others leave. Exact texts need rooms that are parted, so that without ``-np`` one request has all of it.
-    """
-    target = found.target
-    by_number = is_given(context, "max_sequences") or models.settings.max_sequences != 1
-    parallel = models.settings.max_sequences if by_number else 1 if target.exact else DEFAULT_PARALLEL
-    unified = options.kv_unified if options.kv_unified is not None else not (by_number or target.exact)
-    total = target.context_length
-    if total is None and options.kv_unified is False and not target.exact:
-        total = foreseen_context_length(target)
-    if total is None:
-        # As elsewhere: the model's own, which all share.
-        target = replace(target, max_sequences=parallel)
-    else:
-        if not unified and total // parallel < 1:
-            raise InputError(f"-c {total} for {parallel} requests (-np) leaves none a token: raise -c or lower -np")
-        # One request has no more than the model was made for, however much room there is.
-        trained = describe(Path(target.path)).context_length or total
-        length = min(total if unified else total // parallel, trained)
-        target = replace(target, max_sequences=parallel, context_length=length, cells=total if unified else None)
-    draft = found.draft
-    if isinstance(draft, ModelOptions):
-        if draft.context_length is not None and draft.context_may_shrink:
-            draft = replace(draft, context_length=target.context_length)
-        draft = replace(draft, max_sequences=parallel)
-    return FoundModels(target, draft)
 
 
 def _describe_embedder(served: ServedEmbedder) -> str:

@@ -30,9 +30,11 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
+from paceline.engines.loading import foreseen_context_length
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.model_pair import default_draft
+from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub.reference import HubModel
 from paceline.options import GenerateOptions
@@ -40,6 +42,7 @@ from paceline.planning.base import Policy
 from paceline.planning.costs.meter import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
+from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
 
 SPECULATION_PANEL: Final = "Speculation"
 """Heading of the options of speculation in ``--help``."""
@@ -170,6 +173,43 @@ def choose_setup(
         refuse_given(context, {"remember": way_out})
     may_draft = not plain and named_draft is None and (names is None or "draft" in names)
     return Setup(models, named_draft, names, chosen, speculation.verify, remember, may_draft)
+
+
+def count_requests(context: typer.Context, models: ModelChoice, *, exact: bool) -> tuple[int, bool]:
+    """Return how many requests a server answers at once, and whether somebody said so."""
+    if is_given(context, "max_sequences") or models.settings.max_sequences != 1:
+        return models.settings.max_sequences, True
+    return 1 if exact else DEFAULT_PARALLEL, False
+
+
+def size_models(context: typer.Context, found: FoundModels, models: ModelChoice, options: ServerOptions) -> FoundModels:
+    """Return the models of a server with the room that requests have, as llama-server deals it out.
+
+    ``-c`` is the room of all requests together. Each has an equal part of it, or with ``--kv-unified`` whatever the
+    others leave. Exact texts need rooms that are parted, so that without ``-np`` one request has all of it.
+    """
+    target = found.target
+    parallel, by_number = count_requests(context, models, exact=target.exact)
+    unified = options.kv_unified if options.kv_unified is not None else not (by_number or target.exact)
+    total = target.context_length
+    if total is None and options.kv_unified is False and not target.exact:
+        total = foreseen_context_length(target)
+    if total is None:
+        # As elsewhere: the model's own, which all share.
+        target = replace(target, max_sequences=parallel)
+    else:
+        if not unified and total // parallel < 1:
+            raise InputError(f"-c {total} for {parallel} requests (-np) leaves none a token: raise -c or lower -np")
+        # One request has no more than the model was made for, however much room there is.
+        trained = describe(Path(target.path)).context_length or total
+        length = min(total if unified else total // parallel, trained)
+        target = replace(target, max_sequences=parallel, context_length=length, cells=total if unified else None)
+    draft = found.draft
+    if isinstance(draft, ModelOptions):
+        if draft.context_length is not None and draft.context_may_shrink:
+            draft = replace(draft, context_length=target.context_length)
+        draft = replace(draft, max_sequences=parallel)
+    return FoundModels(target, draft)
 
 
 @contextlib.contextmanager

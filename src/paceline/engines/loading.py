@@ -15,7 +15,7 @@ from typing import Final
 from paceline.core.errors import CapabilityError, ContextLengthError, InputError, ModelWarning
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EmbeddingEngine, Engine, Pooling
-from paceline.engines.context_length import choose_context_length
+from paceline.engines.context_length import cell_bytes, choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.options import ENGINE_NAMES, ModelOptions, engine_for
 from paceline.models.description import describe
@@ -74,7 +74,7 @@ def memory_limit(options: ModelOptions) -> int | None:
 
 def settle_context(options: ModelOptions) -> ModelOptions:
     """Return options with the context that a model gets where none is asked for; see there for each engine."""
-    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+    if options.context_length is not None or (options.engine or engine_for(Path(options.path))) != "llama_cpp":
         return options
     from paceline.engines.llama_cpp.loading import settle_context
 
@@ -91,6 +91,13 @@ def foreseen_context_length(options: ModelOptions) -> int:
         model=path.name,
         may_shrink=options.context_may_shrink,
     )
+
+
+def foreseen_bytes(options: ModelOptions) -> int:
+    """Return about what a model takes, by its header alone: its weights, and its cache where the context is said."""
+    about = describe(Path(options.path))
+    cells = options.cells or options.max_sequences * (options.context_length or 0)
+    return about.num_bytes + cells * (cell_bytes(about, options) or 0)
 
 
 def check_prompt(options: ModelOptions, prompt: str) -> None:

@@ -453,6 +453,11 @@ def is_quantized(cache_type: CacheType | None) -> bool:
     return cache_type not in (None, "f32", "f16", "bf16")
 
 
+def cache_types(options: ModelOptions) -> tuple[CacheType, CacheType]:
+    """Return the types that llama.cpp's cache has for keys and values."""
+    return options.cache_type_k or "f16", options.cache_type_v or ("bf16" if options.exact else "f16")
+
+
 def has_quantized_cache(options: ModelOptions | DraftOptions) -> bool:
     """Whether keys or values are quantised, which takes fused attention."""
     return is_quantized(options.cache_type_k) or is_quantized(options.cache_type_v)

@@ -16,10 +16,17 @@ from types import FrameType
 from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
+from gguf.constants import GGMLQuantizationType
 
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.base import EngineCapabilities
-from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH, choose_context_length, fit_context_length
+from paceline.engines.context_length import (
+    BYTES_OF_BOOKKEEPING,
+    DEFAULT_CONTEXT_LENGTH,
+    cell_bytes,
+    choose_context_length,
+    fit_context_length,
+)
 from paceline.engines.huge_pages import MIN_BYTES, HugePages, gives_huge_pages
 from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
@@ -37,6 +44,7 @@ from paceline.engines.options import (
     DEFAULT_BRANCHES,
     CacheType,
     ModelOptions,
+    cache_types,
     has_quantized_cache,
     is_quantized,
     memory_bytes,
@@ -53,12 +61,6 @@ _INT32_MAX: Final = 2**31 - 1
 _RECURRENT_SNAPSHOTS: Final = 16
 """Rows a recurrent model can step back; each costs the memory of one more state a sequence."""
 
-_BYTES_OF_BOOKKEEPING: Final = 52
-"""Bytes that llama.cpp notes about each cache cell, at least.
-
-It touches all of it at once, so that no allocation fails.
-"""
-
 _UNIFORM: Final = frozenset(
     ("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi2", "phi3")
 )
@@ -74,21 +76,6 @@ _UNFUSED_SHARE: Final = 1 / 8
 
 _UNFUSED_BATCH: Final = 128
 """Least rows of a pass where more of them would have scores that take too much: a prompt is read about as fast."""
-
-_CACHE_TYPES: Final[dict[CacheType, tuple[int, int]]] = {
-    "f32": (0, 128),
-    "f16": (1, 64),
-    "bf16": (30, 64),
-    "q8_0": (8, 34),
-    "q4_0": (2, 18),
-    "q4_1": (3, 20),
-    "iq4_nl": (20, 18),
-    "q5_0": (6, 22),
-    "q5_1": (7, 24),
-}
-"""ggml's number of each type, and the bytes of a block."""
-_CACHE_BLOCK: Final = 32
-"""Elements of a block of every type that a cache can have."""
 
 _CONTEXT_SHARE: Final = 1 / 3
 """Share of the memory besides the weights that the cache may take where nobody says how long the context is: a draft
@@ -521,25 +508,13 @@ def settle_context(options: ModelOptions) -> ModelOptions:
     def count_cells(length: int) -> int:
         return requests * length if is_apart else max(length, requests * min(length, DEFAULT_CONTEXT_LENGTH))
 
-    cell_bytes = _foreseen_cell_bytes(about, options)
+    each_bytes = cell_bytes(about, options)
     most_cells = (
-        0 if cell_bytes is None else int(_memory_besides_weights(about, options) * _CONTEXT_SHARE) // cell_bytes
+        0 if each_bytes is None else int(_memory_besides_weights(about, options) * _CONTEXT_SHARE) // each_bytes
     )
     length = fit_context_length(about.context_length, lambda length: count_cells(length) <= most_cells)
     cells = count_cells(length)
     return dataclasses.replace(options, context_length=length, cells=None if cells == requests * length else cells)
-
-
-def _foreseen_cell_bytes(about: ModelDescription, options: ModelOptions) -> int | None:
-    """Return what a cell takes at most, by the header alone; ``None`` where that does not say it."""
-    value_size = about.metadata.get(f"{about.architecture}.attention.value_length") or about.head_size
-    if not (about.layers and about.kv_heads and about.head_size) or not isinstance(value_size, int):
-        return None
-    head_bytes = sum(
-        size * _CACHE_TYPES[cache_type][1]
-        for size, cache_type in zip((about.head_size, value_size), _cache_types(options), strict=True)
-    )
-    return _BYTES_OF_BOOKKEEPING + about.layers * about.kv_heads * head_bytes // _CACHE_BLOCK
 
 
 def _memory_besides_weights(about: ModelDescription, options: ModelOptions) -> int:
@@ -598,7 +573,7 @@ def _check(options: ModelOptions, batch_rows: int | None, output_rows: int) -> N
         check_range(name, value, lowest, highest)
     if options.exact and options.flash_attention is False:
         raise InputError("exact texts (`exact`) need fused attention: leave out `flash_attention=False`")
-    if options.exact and _cache_types(options) in (("f16", "f16"), ("f32", "f32")):
+    if options.exact and cache_types(options) in (("f16", "f16"), ("f32", "f32")):
         raise InputError(
             "exact texts (`exact`) need keys and values of different types, or none that fused attention has a kernel "
             f"of its own for: leave out `cache_type_v={options.cache_type_v}`"
@@ -635,13 +610,13 @@ def _settings(model: Any, options: ModelOptions, batch_rows: int | None, output_
     if cells > _INT32_MAX:
         raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
     devices = _devices(options)
-    type_k, type_v = _cache_types(options)
-    cell_bytes = _BYTES_OF_BOOKKEEPING + (0 if devices else _key_value_bytes(model, type_k, type_v))
+    type_k, type_v = cache_types(options)
+    each_bytes = _least_cell_bytes(options)
     available = available_memory()
-    if available is not None and cells * cell_bytes > available:
+    if available is not None and cells * each_bytes > available:
         raise InputError(
-            f"a context of {cells} tokens needs {cells * cell_bytes / 2**30:.1f} GiB or more, but "
-            f"{available / 2**30:.1f} GiB are free; take at most {available // cell_bytes} tokens "
+            f"a context of {cells} tokens needs {cells * each_bytes / 2**30:.1f} GiB or more, but "
+            f"{available / 2**30:.1f} GiB are free; take at most {available // each_bytes} tokens "
             "(`context_length`, or `DraftOptions.context_length` for a draft model), over all "
             "sequences (`max_sequences`)"
         )
@@ -735,31 +710,17 @@ def _fit_batch(
     return settings.with_batch(min(rows, settings.context_length), output_rows)
 
 
-def _cache_types(options: ModelOptions) -> tuple[CacheType, CacheType]:
-    """Return the types of keys and values."""
-    return options.cache_type_k or "f16", options.cache_type_v or ("bf16" if options.exact else "f16")
+def _least_cell_bytes(options: ModelOptions) -> int:
+    """Return what a cell takes at least.
 
-
-def _key_value_bytes(model: Any, type_k: CacheType, type_v: CacheType) -> int:
-    """Return what a cell's keys and values take at least, in bytes; 0 where that is not foreseen.
-
-    llama.cpp writes zeros to all of them when it makes the cache, and the system ends a process that writes to more
-    memory than there is. Of other architectures than :data:`_UNIFORM`, and where layers differ, the size is not
+    llama.cpp writes zeros to all keys and values when it makes the cache, and the system ends a process that writes to
+    more memory than there is. Of other architectures than :data:`_UNIFORM`, and where layers differ, their size is not
     foreseen.
     """
-    architecture = _metadata(model, "general.architecture")
-    heads = int(api.llama_model_n_head(model))
-    varied = not (_metadata(model, f"{architecture}.attention.head_count_kv") or "0").isdecimal()
-    if architecture not in _UNIFORM or heads == 0 or varied:
-        return 0
-    head_size = int(api.llama_model_n_embd(model)) // heads
-
-    def length(of: str) -> int:
-        told = _metadata(model, f"{architecture}.attention.{of}_length")
-        return int(told) if told is not None and told.isdecimal() else head_size
-
-    head_bytes = length("key") * _CACHE_TYPES[type_k][1] + length("value") * _CACHE_TYPES[type_v][1]
-    return int(api.llama_model_n_layer(model)) * int(api.llama_model_n_head_kv(model)) * head_bytes // _CACHE_BLOCK
+    about = describe(Path(options.path))
+    is_uniform = isinstance(about.metadata.get(f"{about.architecture}.attention.head_count_kv", 0), int)
+    foreseen = cell_bytes(about, options) if about.architecture in _UNIFORM and is_uniform else None
+    return BYTES_OF_BOOKKEEPING if foreseen is None or _devices(options) else foreseen
 
 
 def _metadata(model: Any, key: str) -> str | None:
@@ -803,7 +764,7 @@ def _create_context(
     parameters.n_threads, parameters.n_threads_batch = settings.threads.most
     parameters.flash_attn_type = settings.flash_attention
     parameters.type_k, parameters.type_v = (
-        _CACHE_TYPES[each][0] for each in (settings.cache_type_k, settings.cache_type_v)
+        GGMLQuantizationType[each.upper()] for each in (settings.cache_type_k, settings.cache_type_v)
     )
     parameters.kv_unified = not settings.apart
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave

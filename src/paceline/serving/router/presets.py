@@ -5,13 +5,12 @@ from __future__ import annotations
 import configparser
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from paceline.core.errors import InputError, PacelineError
-from paceline.models.description import describe
+from paceline.core.errors import InputError
 
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-\d{5}")
 """Stem of a file that is part of a model."""
@@ -22,9 +21,6 @@ _PROJECTOR: Final = "mmproj"
 _GLOBAL: Final = "*"
 _TOP: Final = "version and the like"
 _NOWHERE: Final = "none"
-
-_OWN_BYTES: Final = 128 << 20
-"""Bytes of a process beside its model: Python, libraries, scratch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,10 @@ def find_presets(folder: Path | None, ini: Path | None) -> dict[str, Preset]:
     Raises:
         InputError: a file cannot be read, or there is nothing in it.
     """
-    paths = {} if folder is None else dict(_list_folder(folder))
+    paths: dict[str, Path] = {}
+    for name, path in () if folder is None else _list_folder(folder):
+        if paths.setdefault(name, path) != path:
+            raise InputError(f"`models_dir` {folder}: {name!r} is a name of both {paths[name]} and {path}: rename one")
     sections = {} if ini is None else _read_ini(ini)
     found = {
         name: _read_section(name, paths.get(name), sections.get(name, sections.get(_GLOBAL, {})), ini)
@@ -73,20 +72,6 @@ def find_presets(folder: Path | None, ini: Path | None) -> dict[str, Preset]:
     return found
 
 
-def estimate_bytes(paths: Sequence[Path], cells: int) -> int:
-    """Return about how much memory a process with these models takes, with room for so many tokens in F16.
-
-    What a file does not say is measured once it is loaded.
-    """
-    total = _OWN_BYTES
-    for path in paths:
-        with contextlib.suppress(PacelineError):
-            about = describe(path)
-            width = (about.kv_heads or 0) * (about.head_size or 0)
-            total += about.num_bytes + cells * (about.layers or 0) * width * 2 * 2
-    return total
-
-
 def _list_folder(folder: Path) -> Iterator[tuple[str, Path]]:
     try:
         entries = sorted(folder.iterdir())
@@ -95,15 +80,20 @@ def _list_folder(folder: Path) -> Iterator[tuple[str, Path]]:
     for entry in entries:
         if entry.name.startswith("."):
             continue
+        if entry.is_file() and (name := _model_name(entry)) is not None:
+            yield name, entry
         if not entry.is_dir():
-            if (name := _model_name(entry)) is not None:
-                yield name, entry
-        elif (entry / "config.json").is_file():
+            continue
+        try:
+            files = [(name, file) for file in sorted(entry.iterdir()) if (name := _model_name(file)) is not None]
+            is_folder_of_hf = not files and (entry / "config.json").is_file()
+        except OSError:
+            # What nobody may read is no model, such as lost+found.
+            continue
+        if is_folder_of_hf:
             yield entry.name, entry
-        else:
-            files = {name: file for file in sorted(entry.iterdir()) if (name := _model_name(file)) is not None}
-            for name, file in files.items():
-                yield entry.name if len(files) == 1 else f"{entry.name}/{name}", file
+        for name, file in files:
+            yield entry.name if len(files) == 1 else f"{entry.name}/{name}", file
 
 
 def _model_name(file: Path) -> str | None:
@@ -148,24 +138,28 @@ def _read_section(name: str, path: Path | None, section: Mapping[str, str], ini:
     def take(*keys: str) -> str:
         return next((settings.pop(key) for key in keys if key in settings), "")
 
-    own = take("model", "m")
+    def split(text: str) -> tuple[str, ...]:
+        return tuple(word.strip() for word in text.split(",") if word.strip())
+
+    own = take("model", "m", "LLAMA_ARG_MODEL", "PACELINE_MODEL")
     if own:
         path = Path(own)
-    elif path is None and not {"hf-repo", "hf", "hfr", "LLAMA_ARG_HF_REPO"} & settings.keys():
+    elif path is None and not {"hf-repo", "hf", "hfr", "LLAMA_ARG_HF_REPO", "PACELINE_HF_REPO"} & settings.keys():
         raise InputError(f"`models_preset` {ini}: [{name}] names no model: write model = PATH or hf-repo = USER/REPO")
     if path is not None and not path.exists():
         raise InputError(f"`models_preset` {ini}: [{name}] has model = {path}, and there is no such file")
     stop = take("stop-timeout")
-    try:
+    stop_s = -1.0
+    with contextlib.suppress(ValueError):
         stop_s = float(stop or 10)
-    except ValueError:
-        raise InputError(f"`models_preset` {ini}: [{name}] has stop-timeout = {stop}: give seconds") from None
+    if not 0 <= stop_s < float("inf"):
+        raise InputError(f"`models_preset` {ini}: [{name}] has stop-timeout = {stop}: give seconds, 0 or more")
     return Preset(
         name,
         path,
         settings,
-        tuple(alias.strip() for alias in take("alias", "a").split(",") if alias.strip()),
-        tuple(tag.strip() for tag in take("tags").split(",") if tag.strip()),
+        split(take("alias", "a", "LLAMA_ARG_ALIAS", "PACELINE_ALIAS")),
+        split(take("tags", "LLAMA_ARG_TAGS", "PACELINE_TAGS")),
         take("load-on-startup").lower() in ("true", "1", "yes", "on"),
         stop_s,
     )
