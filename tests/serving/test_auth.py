@@ -11,7 +11,16 @@ import pytest
 
 from paceline.cli.flags import in_flags
 from paceline.core.errors import InputError
-from paceline.serving.security import ApiKeys, SecuritySettings, get_namespace, set_namespace
+from paceline.serving.middleware import KeyCheck
+from paceline.serving.security import (
+    ApiKeys,
+    SecuritySettings,
+    get_namespace,
+    get_owner,
+    is_owner,
+    mark_owner,
+    set_namespace,
+)
 from tests.serving.asking import Echo, ask, http_scope
 
 
@@ -95,6 +104,33 @@ def test_a_salt_parts_a_namespace() -> None:
     assert len({*namespaces("one"), *namespaces("two")}) == 12
     assert namespaces("one") == namespaces("one")
     assert namespaces("one")[0] == "one"
+
+
+def test_who_asks_is_the_same_in_every_process_and_behind_a_router() -> None:
+    def whose(keys: list[str], *, behind_router: bool = False, **headers: str) -> Any:
+        scope = http_scope(**headers)
+        KeyCheck(ApiKeys(keys), frozenset(), behind_router=behind_router)(scope)
+        return scope
+
+    def routed(client: str) -> Any:
+        return whose(["router's"], x_api_key="router's", x_paceline_client=client, behind_router=True)
+
+    mine = whose(["a", "b"], x_api_key="a")
+    mark, client = mark_owner(mine), get_owner(mine).decode()
+    assert client not in mark
+    for scope, is_mine in (
+        (whose(["b", "a"], x_api_key="a"), True),
+        (whose(["a", "b"], x_api_key="b"), False),
+        (whose([], x_api_key="a"), False),
+        (whose(["router's"], x_api_key="router's", x_paceline_client=client), False),
+        (routed(client), True),
+        (routed(""), False),
+    ):
+        assert is_owner(scope, mark) is is_mine
+        assert is_owner(scope, mark_owner(scope))
+    # What those without key have saved is theirs alone.
+    assert mark_owner(whose([])) == mark_owner(routed("")) == ""
+    assert not is_owner(mine, "")
 
 
 KEY = "sk-this-is-the-secret-key"

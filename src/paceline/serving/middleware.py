@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -55,6 +56,7 @@ from paceline.serving.security import (
     is_socket_path,
     plain_name,
     set_namespace,
+    stretch,
 )
 from paceline.serving.work import Shares
 
@@ -307,9 +309,11 @@ class KeyCheck:
             message = f"Invalid API Key: {what}; send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             raise RefusedError(401, "authentication_error", message)
         whose = accepted[0] if accepted else None
-        if whose is not None and self._behind_router:
-            whose = headers.get(CLIENT_HEADER, "").encode("latin-1")
-        set_namespace(scope, self._keys.namespace(whose), whose)
+        owner: Callable[[], bytes] = functools.partial(stretch, whose)
+        if self._behind_router:
+            client = headers.get(CLIENT_HEADER, "").encode("latin-1") if accepted else b""
+            whose, owner = client or None, lambda: client
+        set_namespace(scope, self._keys.namespace(whose), owner)
 
     def _is_public(self, scope: Scope) -> bool:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths

@@ -10,7 +10,7 @@ import ipaddress
 import re
 import secrets
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b, scrypt
 from pathlib import Path
@@ -88,36 +88,51 @@ class ApiKeys:
 
 
 CLIENT_HEADER: Final = "x-paceline-client"
-"""Says to a model's process for whom its router asks. It counts beside the router's key alone."""
+"""Says to a model's process for whom its router asks, by :func:`stretch`. It counts beside the router's key alone."""
 
 
-def set_namespace(scope: Scope, namespace: str, credential: bytes | None = None) -> None:
-    """Keep the namespace of a request for the routes, and whose it is."""
+def stretch(credential: bytes | None) -> bytes:
+    """Return what stands for a key on disk and in other processes, the same in each; empty for those without key.
+
+    Takes some 50 ms, so that nobody finds out a key by it.
+    """
+    if credential is None:
+        return b""
+    return scrypt(credential, salt=b"paceline", n=1 << 14, r=8, p=1, dklen=32).hex().encode()
+
+
+def set_namespace(scope: Scope, namespace: str, owner: Callable[[], bytes] = bytes) -> None:
+    """Keep the namespace of a request for the routes, and what returns whose it is, as :func:`stretch` has it."""
     state = scope.setdefault("state", {})
-    state["namespace"], state["credential"] = namespace, credential
+    state["namespace"], state["owner"] = namespace, owner
+
+
+def get_owner(scope: Scope) -> bytes:
+    """Return whose a request is; as slow as :func:`stretch`."""
+    owner: bytes = scope["state"]["owner"]()
+    return owner
 
 
 def mark_owner(scope: Scope) -> str:
     """Return a mark of whoever asks, which is still theirs when the server starts again; empty for those without key.
 
-    Takes some 50 ms, so that nobody finds out a key by it.
+    As slow as :func:`stretch`.
     """
-    return _mark(scope["state"]["credential"], secrets.token_bytes(16))
+    return _mark(get_owner(scope), secrets.token_bytes(16))
 
 
 def is_owner(scope: Scope, mark: str) -> bool:
     """Return whether a mark is of whoever asks; as slow as :func:`mark_owner`."""
-    salt, _, _ = mark.partition(":")
     try:
-        return hmac.compare_digest(mark, _mark(scope["state"]["credential"], bytes.fromhex(salt)))
+        return hmac.compare_digest(mark, _mark(get_owner(scope), bytes.fromhex(mark.partition(":")[0])))
     except (ValueError, TypeError):  # no salt, or characters that no mark has
         return False
 
 
-def _mark(credential: bytes | None, salt: bytes) -> str:
-    if credential is None:
+def _mark(owner: bytes, salt: bytes) -> str:
+    if not owner:
         return ""
-    return f"{salt.hex()}:{scrypt(credential, salt=salt, n=1 << 14, r=8, p=1, dklen=32).hex()}"
+    return f"{salt.hex()}:{blake2b(owner, salt=salt, person=b'slot file').hexdigest()}"
 
 
 def get_namespace(scope: Scope, cache_salt: str | None = None) -> str:
