@@ -1,7 +1,8 @@
 """A program that plays a model's process: it speaks with its router, and answers what a test asks for.
 
 Fields of a body: ``fifo`` waits until somebody has written to it, ``chunks`` is how many events a stream has, ``die``
-ends the process after so many of them, ``size`` makes the answer so long, ``refuse`` is the status of an error.
+ends the process after so many of them and ``half`` another one, ``size`` makes the answer so long, ``refuse`` is the
+status of an error.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def main() -> None:
             self.end_headers()
             for number in range(asked.get("chunks", 3)):
                 if number == asked.get("die"):
+                    if "half" in asked:
+                        self._chunk(asked["half"].encode())
                     os._exit(9)
                 self._chunk(b"data: %d %b\n\n" % (number, b"x" * asked.get("size", 0)))
             self._chunk(b"data: [DONE]\n\n")
@@ -73,7 +76,8 @@ def main() -> None:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
-            self.send_header("X-Request-Id", "not the router's")
+            for name in ("X-Request-Id", "Request-Id"):
+                self.send_header(name, "not the router's")
             self.end_headers()
             self.wfile.write(content)
 

@@ -17,10 +17,12 @@ import httpx
 import psutil
 import pytest
 
+from paceline import __version__
 from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
 from paceline.serving.deployment import _serve, bind
+from paceline.serving.router import app as app_module
 from paceline.serving.router.app import PoolHost, RouterHandlers, RouterServer
 from paceline.serving.router.pool import Launch, ModelPool
 from paceline.serving.router.presets import Preset
@@ -142,6 +144,10 @@ def test_requests_go_to_the_model_that_they_name() -> None:
             assert said["model"] == name[-1]
             assert said["path"] == "/v1/completions?x=%2F"
         assert await router.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+        # What is polled has nothing loaded.
+        for method in ("GET", "HEAD"):
+            assert (await router.web.request(method, "/metrics?model=c")).status_code == 400
+        assert (await router.states())["c"] == "unloaded"
         slots = await router.web.get("/slots?model=b")
         assert slots.json() == {"path": "/slots?model=b", "is": "b"}
         assert (await router.web.get("/slots")).status_code == 400
@@ -152,6 +158,11 @@ def test_requests_go_to_the_model_that_they_name() -> None:
         model = (await router.web.get("/v1/models/also b")).json()
         assert (model["id"], model["meta"], model["tags"]) == ("also b", {"n_ctx": 512}, ["word"])
         assert (await router.web.get("/v1/models/nobody")).status_code == 404
+        # None of these is of one of the models.
+        assert (await router.web.get("/version")).json() == {"version": __version__}
+        assert (await router.web.get("/load")).json() == {"server_load": 0}
+        assert "adapters" in (await router.web.get("/lora-adapters")).json()["error"]["message"]
+        assert (await router.web.post("/props", json={})).status_code == 405
         assert (await router.web.get("/nothing")).status_code == 404
         assert (await router.web.post("/v1/completions", content=b'{"model": "a"')).status_code == 400
         refused = await router.web.post("/v1/completions", json={"model": "b", "status": 418})
@@ -163,8 +174,11 @@ def test_requests_go_to_the_model_that_they_name() -> None:
 def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
     async def check(router: Router) -> None:
         assert (await router.web.post("/v1/completions", json={"model": "a"})).status_code == 401
-        assert (await router.web.get("/v1/models")).status_code == 401
-        assert (await router.web.get("/health")).json() == {"status": "ok"}
+        for path in ("/v1/models", "/version", "/load", "/slots?model=a", "/tokenizer_info?model=a"):
+            assert (await router.web.get(path)).status_code == 401
+        for path in ("/health", "/v1/health", "/ping", "/ping?model=a"):
+            assert (await router.web.get(path)).json() == {"status": "ok"}
+        assert not router.pool.models["a"].counts
         seen = []
         for key in ("one", "two", "one"):
             headers = {
@@ -176,7 +190,8 @@ def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
                 "X-Other": "kept",
             }
             answer = await router.web.post("/v1/completions", json={"model": "a"}, headers=headers)
-            assert answer.headers.get_list("x-request-id") == [f"mine-{key}"]
+            for name in ("x-request-id", "request-id"):
+                assert answer.headers.get_list(name) == [f"mine-{key}"]
             got = answer.json()["headers"]
             assert (got["x-other"], got["x-request-id"]) == ("kept", f"mine-{key}")
             assert not {"cookie", "origin", "x-api-key"} & got.keys()
@@ -196,6 +211,17 @@ def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_d
         *said, last = await router.events("a", die=2)
         assert said == whole[:2]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
+        # What was said of the next event is not told.
+        begun = "".join(f"{line}\n\n" for line in whole[:2])
+        for path in ("/v1/completions", "/v1/messages"):
+            body = {"model": "a", "stream": True, "die": 2, "half": 'data: {"text": "begun'}
+            text = (await router.web.post(path, json=body)).text
+            assert text.startswith(begun)
+            assert '"error"' in text.removeprefix(begun)
+            assert "begun" not in text
+        # An event that is longer than what is held back breaks off, and the connection with it.
+        with pytest.raises(httpx.RemoteProtocolError):
+            await router.events("a", die=1, half="data: " + "x" * 100_000)
         # The next request has it loaded again.
         after = (await router.ask("a"))["pid"]
         assert after != before
@@ -269,9 +295,12 @@ def test_what_is_unloaded_answers_what_it_was_asked_first(tmp_path: Path) -> Non
     run(check)
 
 
-def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path) -> None:
+def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "_PING_S", 0.01)
+
     async def check(router: Router) -> None:
-        body = {"model": "a", "stream": True, "sse_ping_interval": 0.01}
+        # What is no whole number is for the model to refuse.
+        body = {"model": "a", "stream": True, "sse_ping_interval": 1e-9}
         async with router.web.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.aiter_lines()
             assert await anext(lines) == ": "
@@ -291,6 +320,54 @@ def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path) -> None
 
     fifo = Fifo(tmp_path)
     run(check, words={"a": ("--slow", fifo.path)})
+
+
+def test_a_model_that_hangs_while_it_is_loaded_is_ended_by_hand(tmp_path: Path) -> None:
+    async def check(router: Router) -> None:
+        waiting = [asyncio.create_task(router.refusal("a", 503, stream=stream)) for stream in (True, False)]
+        while len(router.pool.models["a"].waiting) < 2:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(router.ask("b"))
+        await router.until("a", "loading")
+        assert await router.ask("a", path="/models/unload") == {"success": True}
+        assert all(["unloaded before" in await each for each in waiting])
+        # Others no longer wait for its place.
+        assert (await other)["model"] == "b"
+        assert router.pool.models["a"].counts == {"loads": 1, "unloads": 1}
+
+    fifo = Fifo(tmp_path)
+    run(
+        check,
+        options=ServerOptions(models_max=1, grace_s=0.0),
+        words={"a": ("--slow", fifo.path)},
+        a={"stop_s": 0.05},
+    )
+
+
+def test_a_key_stands_for_the_same_client_whenever_the_router_starts() -> None:
+    seen: list[str] = []
+
+    async def check(router: Router) -> None:
+        for key in ("one", "two"):
+            answer = await router.web.post("/v1/completions", json={"model": "a"}, headers={"X-Api-Key": key})
+            seen.append(answer.json()["headers"]["x-paceline-client"])
+
+    for keys in (("one", "two"), ("two", "one", "three"), ()):
+        run(check, options=ServerOptions(api_key=keys, grace_s=0.0))
+    assert seen[:2] == seen[2:4]
+    assert seen[0] != seen[1]
+    assert seen[4:] == ["", ""]
+
+
+def test_who_listens_to_what_becomes_of_models_does_not_hold_up_the_end() -> None:
+    async def check(router: Router) -> None:
+        async with router.web.stream("GET", "/models/sse") as answer:
+            await router.ask("a")
+            os.kill(os.getpid(), signal.SIGTERM)
+            events = [line async for line in answer.aiter_lines() if line]
+        assert len(events) == 2
+
+    run(check, options=ServerOptions(grace_s=10 * WAIT_S))
 
 
 def test_why_a_model_cannot_be_loaded_is_told_in_one_line() -> None:
@@ -356,6 +433,9 @@ def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> None:
         props = (await router.web.get("/props")).json()
         assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
         assert (await router.web.get("/props?model=b")).json()["is"] == "b"
+        await router.ask("b", path="/models/unload")
+        await router.until("b", "unloaded")
+        assert (await router.web.get("/props?model=b&autoload=true")).json()["is"] == "b"
         routes = (await router.web.get("/openapi.json")).json()["paths"]
         assert {"/llm/models/load", "/llm/v1/chat/completions", "/llm/tokenize"} <= routes.keys()
 

@@ -14,7 +14,7 @@ import pytest
 from paceline.core.errors import QueueFullError
 from paceline.serving.errors import RefusedError
 from paceline.serving.router import pool as pool_module
-from paceline.serving.router.pool import Launch, ModelPool, PooledModel
+from paceline.serving.router.pool import Launch, ModelPool, PooledModel, shown_state
 from paceline.serving.router.presets import Preset
 from tests.timing import WAIT_S
 
@@ -224,6 +224,30 @@ def test_what_is_unloaded_finishes_what_it_has_and_takes_nothing_new() -> None:
         scene.started[0].end(0)
         await (await later).aclose()
         assert len(scene.started) == 2
+
+    asyncio.run(check())
+
+
+def test_a_model_is_unloaded_while_it_is_loaded() -> None:
+    async def check() -> None:
+        scene = Scene(most=1)
+        Scene.holds_loading = Scene.holds_ending = True
+        waiting = [asyncio.create_task(scene.lease("a")) for _ in range(3)]
+        other = asyncio.create_task(scene.lease("b"))
+        await scene.until(lambda: bool(scene.started))
+        scene.pool.unload(scene["a"])
+        for each in waiting:
+            with pytest.raises(RefusedError, match="unloaded before"):
+                await each
+        # It may be there just then.
+        scene.started[0].loaded()
+        assert (scene.states, shown_state(scene["a"]), scene.started[0].stopped) == ({"a": "stopping"}, "loading", True)
+        # Nothing is left to do.
+        scene.pool.unload(scene["a"])
+        Scene.holds_loading = False
+        scene.started[0].end(0)
+        await (await other).aclose()
+        assert scene["a"].counts == {"loads": 1, "unloads": 1}
 
     asyncio.run(check())
 

@@ -44,14 +44,15 @@ from paceline.serving.errors import (
 from paceline.serving.event_stream import EventStream, cancel_on_disconnect
 from paceline.serving.json_bodies import read_json
 from paceline.serving.json_output import as_events, to_json
+from paceline.serving.metrics import ServerLoad
 from paceline.serving.model_host import BUILD, ModelHost
 from paceline.serving.props import list_anthropic_models
 from paceline.serving.router.pool import ModelPool, PooledModel, shown_state
 from paceline.serving.router.process import ModelProcess
 from paceline.serving.schema import ERROR_RESPONSES, openapi_document
-from paceline.serving.security import CLIENT_HEADER, get_namespace
+from paceline.serving.security import CLIENT_HEADER, get_namespace, get_owner
 from paceline.serving.server import Server
-from paceline.serving.work import choose_reading_kind
+from paceline.serving.work import Kind, choose_reading_kind
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,12 @@ leaves no half of it."""
 
 _RESPONSES: Final = "/responses"
 """How the paths of the Responses API end."""
+
+_SAID_HERE: Final = ("/version", "/load")
+"""Routes of a model that the router answers as a model does."""
+
+_MAX_HELD: Final = 1 << 16
+"""Bytes of an event up to which it is sent once all of it is there: a process that dies leaves no half of it."""
 
 _MAX_NAMES: Final = 20
 """Names of models that an error lists."""
@@ -90,7 +97,7 @@ _NOT_TOLD: Final = frozenset(
     (
         *("connection", "keep-alive", "transfer-encoding", "date"),
         # The router adds its own.
-        *("x-request-id", "x-content-type-options", "cross-origin-resource-policy"),
+        *("x-request-id", "request-id", "x-content-type-options", "cross-origin-resource-policy"),
     )
 )
 """Headers of an answer that the client does not get."""
@@ -103,9 +110,17 @@ class PoolHost(ModelHost):
         super().__init__(self._no_model)
         self.pool = pool
         self._when_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def stop_taking(self) -> None:
+        super().stop_taking()
+        if self._loop is not None:
+            # A signal may call this.
+            self._loop.call_soon_threadsafe(self.pool.end_listening)
 
     async def load(self) -> None:
         """Take requests from now on, and load what is to be there without being asked for."""
+        self._loop = asyncio.get_running_loop()
         self.state = "ready"
         self._when_ready()
         for model in list(self.pool.models.values()):
@@ -129,6 +144,12 @@ class RouterServer(Server):
         super().__init__(host, replace(options, ui=False, sleep_idle_s=-1.0))
         self.pool = host.pool
 
+    def load(self) -> ServerLoad:
+        models = self.pool.models.values()
+        return ServerLoad(
+            running=sum(model.leases for model in models), waiting=sum(len(model.waiting) for model in models)
+        )
+
     def end_answers(self) -> None:
         self.pool.stop_all()
 
@@ -140,16 +161,25 @@ class RouterHandlers:
         self._server = server
         self._pool = server.pool
         self._endings: set[asyncio.Task[None]] = set()
+        # Of each key whom it stands for in other processes, by its namespace.
+        self._clients: dict[str, bytes] = {}
         self._openapi: bytes | None = None
 
     def routes(self) -> list[Route]:
         """Return the table. FastAPI takes the first line that fits."""
-        return [*self._own_routes(), *(replace(route, handler=self.proxy) for route in self._routes_of_a_model())]
+        # Without a summary is what every model refuses.
+        handed_on = (
+            replace(route, handler=self.proxy, is_public=False)
+            if route.summary and route.paths[0] not in _SAID_HERE
+            else route
+            for route in self._routes_of_a_model()
+        )
+        return [*self._own_routes(), *handed_on]
 
     def _own_routes(self) -> list[Route]:
         # fmt: off
         return [
-            Route(_GET, ("/health", "/v1/health"), self.health, "Whether the server is there",
+            Route(_GET, ("/health", "/v1/health", "/ping"), self.health, "Whether the server is there",
                   is_public=True, is_polled=True),
             Route(_GET, ("/models/sse",), self.events, "What becomes of models, as it happens"),
             Route(_GET, ("/v1/models", "/models"), self.models, "The models and their states", is_polled=True),
@@ -222,8 +252,8 @@ class RouterHandlers:
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         with self._pool.listen() as queue:
-            while True:
-                yield as_events([await queue.get()])
+            while (event := await queue.get()) is not None:
+                yield as_events([event])
 
     async def props(self, request: Request) -> Any:
         if "model" in request.query_params:
@@ -252,15 +282,19 @@ class RouterHandlers:
         body = generate_latest(_Collected(list(self._pool.models.values())))
         return PlainTextResponse(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    async def openapi(self) -> Response:
+    async def openapi(self, request: Request) -> Response:
         if self._openapi is None:
-            described = FastAPI(openapi_url=None)
-            router = APIRouter(prefix=self._server.options.prefix, responses=ERROR_RESPONSES)
-            for route in (*self._own_routes(), *self._routes_of_a_model()):
-                route.add_to(router)
-            described.include_router(router)
-            self._openapi = to_json(openapi_document(described))
+            share = self._server.work.share_for(request.scope)
+            self._openapi = await share.offload(Kind.UPKEEP, self._write_openapi)
         return Response(self._openapi, media_type="application/json")
+
+    def _write_openapi(self) -> bytes:
+        described = FastAPI(openapi_url=None)
+        router = APIRouter(prefix=self._server.options.prefix, responses=ERROR_RESPONSES)
+        for route in (*self._own_routes(), *self._routes_of_a_model()):
+            route.add_to(router)
+        described.include_router(router)
+        return to_json(openapi_document(described))
 
     async def proxy(self, request: Request) -> Response:
         """Hand a request on to the model that it names, and its answer back."""
@@ -271,7 +305,8 @@ class RouterHandlers:
         ping_s = None
         if asked.get("stream") is True:
             given = asked.get("sse_ping_interval")
-            ping_s = float(given) if isinstance(given, int | float) and given > 0 else _PING_S
+            # What is no whole number is refused by the model.
+            ping_s = _PING_S if type(given) is not int else float(given) if given > 0 else None
         stack = contextlib.AsyncExitStack()
         opening = asyncio.create_task(self._open(request, body, model, stack))
         try:
@@ -294,9 +329,13 @@ class RouterHandlers:
         self, request: Request, body: bytes, model: PooledModel, stack: contextlib.AsyncExitStack
     ) -> _Upstream:
         """Return the beginning of the model's answer, once the model is there."""
-        client = get_namespace(request.scope)
+        namespace = get_namespace(request.scope)
+        if (client := self._clients.get(namespace)) is None:
+            share = self._server.work.share_for(request.scope)
+            client = await share.offload(Kind.UPKEEP, lambda: get_owner(request.scope))
+            self._clients[namespace] = client
         for is_last in (False, True):
-            process = await stack.enter_async_context(self._pool.lease(model, client))
+            process = await stack.enter_async_context(self._pool.lease(model, namespace))
             assert process.web is not None
             asking = _asked_request(request, body, process, client)
             try:
@@ -317,9 +356,7 @@ class RouterHandlers:
         try:
             upstream = await asyncio.shield(opening)
             if upstream.response.status_code != 200:
-                told = json.loads(bytes((await upstream.whole()).body))["error"]
-                yield _error_event(RefusedError(upstream.response.status_code, told["type"], told["message"]), scope)
-                return
+                raise await upstream.error()
         except PacelineError as error:
             yield _error_event(error, scope)
             return
@@ -362,7 +399,9 @@ class RouterHandlers:
                 raise FieldError("model", f"this server has several models, so name one as `model`: {self._names()}")
             model = several[0]
         given = request.query_params.get("autoload")
-        loads = self._server.options.models_autoload if given is None else given in ("1", "true")
+        # What polls, or a page of another site shows as an image, has nothing loaded.
+        is_usual = self._server.options.models_autoload and request.method not in _GET
+        loads = is_usual if given is None else given in ("1", "true")
         if not loads and model.process is None:
             raise FieldError("model", f"{model.preset.name} is not loaded: load it by POST /models/load")
         return model
@@ -434,16 +473,37 @@ class _Upstream:
         answer.raw_headers = self.headers
         return answer
 
+    async def error(self) -> RefusedError:
+        """Return what the answer says, which is an error."""
+        try:
+            told = json.loads(await self.response.aread())["error"]
+        except httpx.HTTPError:
+            return await _cut_off(self.process)
+        return RefusedError(self.response.status_code, told["type"], told["message"])
+
     async def parts(self, scope: Scope) -> AsyncGenerator[bytes, None]:
+        has_events = self.response.headers.get("content-type", "").startswith("text/event-stream")
+        held, is_between = bytearray(), has_events
         try:
             async for part in self.response.aiter_raw():
-                yield part
+                held += part
+                end = held.rfind(b"\n\n") + 2 if has_events else len(held)
+                if has_events and end < 2:
+                    if len(held) <= _MAX_HELD:
+                        continue
+                    end = len(held)
+                is_between = has_events and held.endswith(b"\n\n", 0, end)
+                yield bytes(held[:end])
+                del held[:end]
         except httpx.HTTPError:
             cut_off = await _cut_off(self.process)
-            if not self.response.headers.get("content-type", "").startswith("text/event-stream"):
+            if not is_between:
                 # What was sent is no whole answer, and the connection says so by its end.
                 raise ConnectionError(str(cut_off)) from None
             yield _error_event(cut_off, scope)
+            return
+        if held:
+            yield bytes(held)
 
 
 def _error_event(error: PacelineError, scope: Scope) -> bytes:
@@ -478,7 +538,7 @@ async def _cut_off(process: ModelProcess) -> RefusedError:
     )
 
 
-def _asked_request(request: Request, body: bytes, process: ModelProcess, client: str) -> httpx.Request:
+def _asked_request(request: Request, body: bytes, process: ModelProcess, client: bytes) -> httpx.Request:
     assert process.web is not None
     scope = request.scope
     target = scope["raw_path"][len(scope["app"].state.prefix) :]
@@ -487,7 +547,7 @@ def _asked_request(request: Request, body: bytes, process: ModelProcess, client:
     headers = [(name, value) for name, value in scope["headers"] if name.lower().decode("latin-1") not in _NOT_ASKED]
     headers += [
         (b"authorization", b"Bearer " + process.key.encode()),
-        (CLIENT_HEADER.encode(), client.encode()),
+        (CLIENT_HEADER.encode(), client),
         (b"x-request-id", scope["state"]["request_id"].encode()),
     ]
     return httpx.Request(request.method, process.web.base_url.copy_with(raw_path=target), headers=headers, content=body)

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -62,7 +62,7 @@ class PooledModel:
     Attributes:
         leases: requests that it answers.
         used_s: when it last got or lost a lease.
-        loaded_s: when it was loaded.
+        loaded_s: when it was loaded; 0 before.
         grants: whether it takes more requests, as far as others are concerned.
         is_unloading: whether somebody asked for its end.
         is_removed: whether it is listed no more, and only ends.
@@ -138,7 +138,7 @@ class ModelPool:
         self._make_process = make_process
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._listeners: set[asyncio.Queue[dict[str, Any]]] = set()
+        self._listeners: set[asyncio.Queue[dict[str, Any] | None]] = set()
         self._is_closed = False
         self.models = {name: PooledModel(*each) for name, each in find().items()}
 
@@ -192,8 +192,15 @@ class ModelPool:
         self._follow(load())
 
     def unload(self, model: PooledModel) -> None:
-        """Have a model end once the requests that it has are answered; those that wait have it loaded again."""
-        model.is_unloading = True
+        """Have a model end once the requests that it has are answered; those that wait have it loaded again.
+
+        One that is being loaded ends at once: loading may hang.
+        """
+        if model.state == "loading":
+            self._fail_waiting(model, "the model was unloaded before it was there: ask again, and it is loaded anew")
+            self._stop(model)
+        elif model.state != "stopping":
+            model.is_unloading = True
         self._schedule()
 
     def stop_all(self) -> None:
@@ -211,14 +218,18 @@ class ModelPool:
             await asyncio.wait(set(self._tasks))
 
     @contextlib.contextmanager
-    def listen(self) -> Any:
-        """Yield a queue that gets what becomes of models."""
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    def listen(self) -> Iterator[asyncio.Queue[dict[str, Any] | None]]:
+        """Yield a queue that gets what becomes of models, and ``None`` at the end."""
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._listeners.add(queue)
         try:
             yield queue
         finally:
             self._listeners.discard(queue)
+
+    def end_listening(self) -> None:
+        for queue in self._listeners:
+            queue.put_nowait(None)
 
     async def _wait_for_turn(self, model: PooledModel, key: str) -> ModelProcess:
         if self._is_closed:
@@ -327,7 +338,7 @@ class ModelPool:
         return wanted.take_bytes() + to_come <= free + freed
 
     def _start(self, model: PooledModel) -> None:
-        model.state = "loading"
+        model.state, model.loaded_s = "loading", 0.0
         model.process = process = self._make_process(model.preset.name, lambda news: self._hear(model, process, news))
         model.counts["loads"] += 1
         self._tell_state(model)
@@ -349,7 +360,7 @@ class ModelPool:
             model.take_bytes()
         is_new, model.state = model.state == "loading", state
         self._tell_state(model)
-        if is_new and not model.is_unloading:
+        if is_new:
             # Before anybody is heard who has waited longer: nothing is loaded in vain.
             self._grant(model)
         self._schedule()
@@ -410,8 +421,10 @@ class ModelPool:
 
 
 def shown_state(model: PooledModel) -> str:
-    """Return the state as llama-server has it: one that ends is loaded until it has ended."""
-    return "loaded" if model.state == "stopping" else model.state
+    """Return the state as llama-server has it: one that ends is what it was until it has ended."""
+    if model.state == "stopping":
+        return "loaded" if model.loaded_s else "loading"
+    return model.state
 
 
 def _failure(model: PooledModel) -> str:
