@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Final
@@ -25,6 +22,8 @@ import httpx
 import psutil
 import typer
 
+from benchmarks.server_soak.process import Serving
+from benchmarks.server_soak.wire import HOST
 from paceline.core.errors import CapabilityError, InputError
 from paceline.core.stats import percentile
 from paceline.machine import machine
@@ -57,8 +56,9 @@ def alternating(
     if len(model) != 2 or clients < 2 or turns < 2 or tokens < 1:
         raise InputError("give two models, and at least two clients, two turns and one token")
     with tempfile.TemporaryDirectory() as folder:
+        (models := Path(folder, "models")).mkdir()
         for name, path in zip("ab", model, strict=True):
-            Path(folder, f"{name}.gguf").symlink_to(Path(resolve_model(path)).absolute())
+            (models / f"{name}.gguf").symlink_to(Path(resolve_model(path)).absolute())
         figures = asyncio.run(_measure(Path(folder), clients, turns, tokens))
     for name, value in figures.items():
         print(f"{name:24} {value}")
@@ -200,25 +200,11 @@ async def _gauge(web: httpx.AsyncClient, family: str, name: str) -> dict[str, fl
 
 @asynccontextmanager
 async def _router(folder: Path, *options: str) -> AsyncIterator[tuple[httpx.AsyncClient, psutil.Process]]:
-    with _started(["--models-dir", str(folder), "--port", "0", "--metrics", *_SERVED, *options]) as (url, process):
-        async with httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits()) as web:
-            yield web, process
-
-
-@contextmanager
-def _started(options: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([sys.executable, "-m", "paceline", "serve", *options], stderr=log)
-        try:
-            url = ""
-            while not url:
-                time.sleep(0.05)
-                if process.poll() is not None:
-                    log.seek(0)
-                    raise CapabilityError(f"the server did not start: {log.read().strip()}")
-                log.seek(0)
-                url = next((line.split(" served at ")[1].strip() for line in log if " served at " in line), "")
-            yield url, psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait()
+    flags = ["--models-dir", str(folder / "models"), "--metrics", *_SERVED, *options]
+    async with (
+        Serving.start(flags, folder / "log") as serving,
+        httpx.AsyncClient(base_url=f"http://{HOST}:{serving.port}", timeout=None, limits=httpx.Limits()) as web,
+    ):
+        yield web, psutil.Process(serving.pid)
+        serving.terminate()
+        await serving.ended()

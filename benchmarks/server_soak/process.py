@@ -98,6 +98,11 @@ class Serving:
         except TimeoutError:
             raise CapabilityError(f"paceline serve is not there after {_START_S:g} s") from None
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def text(self) -> str:
         """Return all it wrote so far."""
         return self.log.read_text(errors="replace")
