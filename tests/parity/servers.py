@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.timing import WAIT_S
@@ -70,13 +71,17 @@ class Server:
         port = free_port()
         words = [str(LAUNCHER), *flags]
         words[words.index("--port") + 1] = str(port)
-        with subprocess.Popen(
-            words,
-            cwd=folder,
-            env={**os.environ, **self.environment(model)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as process:
+        with (
+            tempfile.TemporaryDirectory() as own,
+            subprocess.Popen(
+                # No server reads what another one saved.
+                [own if before == "--slot-save-path" else word for before, word in pairwise(["", *words])],
+                cwd=folder,
+                env={**os.environ, **self.environment(model)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as process,
+        ):
             try:
                 self._wait(port, process)
                 yield port
