@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("llama_cpp")
 import paceline
 from paceline.core.arrays import FloatArray
 from paceline.embedder import Embedder, load_embedder, normalized
+from paceline.engines.llama_cpp import embedder as llama_cpp_embedder
 from paceline.engines.options import ModelOptions
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
@@ -91,8 +93,52 @@ def test_passes_hold_as_many_texts_as_have_room_in_their_order(embedder: Embedde
     assert [token_ids for group in groups for token_ids in group] == texts
     assert [len(group) for group in groups] == [1, 2, num_texts, 6]
     assert all(sum(map(len, group)) <= most for group in groups)
+    for given in (np.array([5]), [np.array([5])]):
+        np.testing.assert_array_equal(embedder.embed(given)[0], embedder.embed([5])[0])  # type: ignore[arg-type]
     many = embedder.embed([*texts[:2], *texts[3:]])
     np.testing.assert_allclose(many[-1], embedder.embed([5])[0], atol=1e-5)
+
+
+def test_what_shares_a_pass_is_short() -> None:
+    with load_embedder(options(embedded_draft(), context_length=1024), pooling="mean") as found:
+        texts = [[5] * length for length in (500, 12, 1, 1000, 300, 300)]
+        groups = [[len(token_ids) for token_ids in group] for group in found.passes(texts)]
+    assert groups == [[500, 12], [1], [1000], [300], [300]]
+
+
+@pytest.mark.parametrize(("pooling", "is_read_in_parts"), [("last", True), ("mean", False), ("none", False)])
+def test_a_long_text_is_read_in_parts_where_its_last_token_has_seen_it_all(
+    pooling: Any, is_read_in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [[7] * 3, list(range(5, 205)), [9] * 20]
+    with load_embedder(options(embedded_draft(), context_length=256), pooling=pooling) as found:
+        whole = found.embed(texts)
+    monkeypatch.setattr(llama_cpp_embedder, "_CALL_ROWS", 16)
+    # llama.cpp ends the process where there are more texts than rows.
+    monkeypatch.setattr(llama_cpp_embedder, "_MAX_TEXTS", 16)
+    with load_embedder(options(embedded_draft(), context_length=256), pooling=pooling) as found:
+        assert isinstance(found.engine, llama_cpp_embedder.LlamaCppEmbedder)
+        assert (len(found.engine._batch.tokens) == 16) is is_read_in_parts
+        for vector, expected in zip(found.embed(texts), whole, strict=True):
+            np.testing.assert_allclose(vector, expected, atol=1e-3 if is_read_in_parts else 0)
+
+
+def test_keys_and_values_have_the_types_that_are_asked_for() -> None:
+    vectors = []
+    for cache_type in ("f16", "q4_0"):
+        asked = ModelOptions(embedded_draft(), context_length=256, threads=1, cache_type_k=cache_type)
+        with load_embedder(asked, pooling="last") as found:
+            vectors.append(found.embed("def f(x):")[0])
+    assert 0.9 < vectors[0] @ vectors[1] < 0.99999
+
+
+def test_an_embedder_that_nobody_has_any_more_is_freed(path: Path) -> None:
+    found = load_embedder(options(path))
+    assert isinstance(found.engine, llama_cpp_embedder.LlamaCppEmbedder)
+    finalizer = found.engine._finalizer
+    del found
+    gc.collect()
+    assert not finalizer.alive
 
 
 def test_documents_are_scored_one_by_one(ranking: Path) -> None:
@@ -134,6 +180,8 @@ def test_what_cannot_be_embedded_is_refused_in_one_line(embedder: Embedder, path
         (paceline.InputError, lambda: embedder.embed([VOCABULARY_SIZE])),
         (paceline.InputError, lambda: embedder.embed("a", dimensions=33)),
         (paceline.InputError, lambda: embedder.embed("a", dimensions=0)),
+        (paceline.InputError, lambda: embedder.embed("a", norm=-2)),
+        (paceline.InputError, lambda: embedder.embed("a", norm=101)),
         (paceline.ContextLengthError, lambda: embedder.embed("a " * 300)),
         (paceline.CapabilityError, lambda: embedder.rerank("a", ["b"])),
         (paceline.CapabilityError, lambda: load_embedder(options(embedded_draft()), pooling="rank")),
@@ -177,3 +225,6 @@ def test_a_rerankers_own_template_puts_query_and_document_in_place(ranking: Path
     with load_embedder(options(edited_gguf(tmp_path / "own.gguf", edits, ranking))) as found:
         read = found.engine.vocabulary.tokenize
         assert found.engine.read_pair("cat", "a hat") == [*read("find cat in a hat", add_special=False), 2]
+        # What they say is no place for the other one.
+        odd = "find {document} in {query}"
+        assert found.engine.read_pair("{document}", "{query}") == [*read(odd, add_special=False), 2]

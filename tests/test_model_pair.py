@@ -13,7 +13,7 @@ import paceline
 from paceline import model_pair
 from paceline.comparison import answer, explain
 from paceline.core.errors import InputError
-from paceline.engines.llama_cpp import loading
+from paceline.engines.llama_cpp import settings
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.loading import memory_limit, open_engine, reader_of
 from paceline.engines.memory import SPARE_BYTES, Footprint, OtherMemory, held_memory
@@ -52,8 +52,8 @@ def test_the_limit_is_what_was_given_or_what_is_free_for_weights_that_are_more(
     assert memory_limit(within(target, "40M")) == 40 << 20
     assert memory_limit(within(target, "16G")) == 16 << 30
     assert memory_limit(within(target, None)) is None
-    monkeypatch.setattr(loading, "available_memory", lambda: 30 << 20)
-    monkeypatch.setattr(loading, "held_memory", lambda: 0)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 30 << 20)
+    monkeypatch.setattr("paceline.engines.memory.held_memory", lambda: 0)
     assert memory_limit(within(target, None)) == (30 << 20) - int((30 << 20) * 0.05)
 
 
@@ -207,7 +207,7 @@ def test_what_is_beside_a_target_that_would_fit_alone_counts(target: Path, strea
 def test_where_layers_cannot_be_streamed_after_all_the_draft_is_mapped(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "available_memory", lambda: 30 << 20)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 30 << 20)
     options = within(target, None)
     with pytest.warns(paceline.ModelWarning, match="^layers are not streamed, and the file is left to the system: "):
         pair = open_pair(options, DraftOptions(embedded_draft()).beside(options))
@@ -242,7 +242,7 @@ def test_a_draft_that_nobody_named_is_done_without_where_it_leaves_too_little(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     policy = paceline.FixedPolicy(4)
     # All of its context and wide passes, so that the draft takes more than Python comes to hold from load to load.
-    monkeypatch.setattr(loading, "_DRAFT_BATCH", 512)
+    monkeypatch.setattr(settings, "_DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, "40M"), context_length=4096)
     with paceline.load(options, policy=policy) as model:
         plan = model.memory_plan
@@ -265,8 +265,8 @@ def test_a_draft_that_nobody_named_goes_before_layers_are_not_streamed(
     """Also where nobody said how much memory there is: with the draft the plan failed, and the file was run mapped."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(model_pair, "SPARE_BYTES", 0)
-    monkeypatch.setattr(loading, "available_memory", lambda: 40 << 20)
-    monkeypatch.setattr(loading, "_DRAFT_BATCH", 512)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 40 << 20)
+    monkeypatch.setattr(settings, "_DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, None), context_length=4096)
     with paceline.load(options, policy=paceline.FixedPolicy(4)) as model:
         plan = model.memory_plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeAlias
@@ -14,6 +15,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
 from paceline.core.numbers import shown
 from paceline.engines.base import EmbeddingEngine, Pooling
+from paceline.engines.limits import check_range
 from paceline.engines.loading import open_embedder
 from paceline.engines.options import ModelOptions
 from paceline.models.registry import resolve_model
@@ -23,6 +25,12 @@ EmbeddedText: TypeAlias = str | Sequence[int]
 
 EUCLIDEAN: Final = 2
 """The usual norm of a vector."""
+
+MAX_NORM: Final = 100
+"""Largest exponent of a norm: powers of more would be too large for any number."""
+
+_SHARED_TOKENS: Final = 512
+"""Most tokens of texts that share a pass. More of them take no less time each, and whoever comes next waits for all."""
 
 
 class Embedder:
@@ -44,15 +52,15 @@ class Embedder:
             dimensions: keep so many numbers of each vector, for models that were trained for that (arXiv 2205.13147).
 
         Raises:
-            InputError: a text is empty, or there are fewer dimensions.
+            InputError: a text is empty, there are fewer dimensions, or no such norm.
             ContextLengthError: a text is longer than what the model reads at once.
             CapabilityError: the model only scores documents.
         """
         if self.engine.pooling == "rank":
             raise CapabilityError("this model scores documents by a query and has no vectors: rank documents by it")
-        is_one = isinstance(texts, str) or (bool(texts) and isinstance(texts[0], int))
+        is_one = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int | np.integer))
         several: Sequence[EmbeddedText] = [texts] if is_one else texts  # type: ignore[list-item, assignment]
-        read = [self.engine.read_text(text) if isinstance(text, str) else list(text) for text in several]
+        read = [self.engine.read_text(text) if isinstance(text, str) else [*map(index, text)] for text in several]
         return [self.finished(vector, norm, dimensions) for vector in self._run(read)]
 
     def rerank(self, query: str, documents: Sequence[str]) -> list[float]:
@@ -68,6 +76,7 @@ class Embedder:
 
     def finished(self, vector: FloatArray, norm: int = EUCLIDEAN, dimensions: int | None = None) -> FloatArray:
         """Return what a pass made of a text as it is handed out."""
+        check_range("norm", norm, -1, MAX_NORM)
         if dimensions is not None:
             if not 1 <= dimensions <= self.engine.width:
                 raise InputError(
@@ -78,14 +87,15 @@ class Embedder:
         return vector if self.engine.pooling == "none" else normalized(vector, norm)
 
     def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-        """Yield texts by the pass, in their order: as many as have room."""
+        """Yield texts by the pass, in their order: short ones share one, as many as have room."""
         group: list[Sequence[int]] = []
-        room = self.engine.context_length
+        most = min(self.engine.context_length, _SHARED_TOKENS)
+        room = most
         for token_ids in texts:
             self._check(token_ids)
             if group and (len(token_ids) > room or len(group) == self.engine.max_texts):
                 yield group
-                group, room = [], self.engine.context_length
+                group, room = [], most
             group.append(token_ids)
             room -= len(token_ids)
         if group:
@@ -136,7 +146,7 @@ def normalized(vector: FloatArray, norm: int = EUCLIDEAN) -> FloatArray:
     Args:
         vector: ``[width]`` in 32 bits.
         norm: -1 leaves it as it is, 0 makes its largest number 32760, 1 is the sum of the absolute values, 2 the
-            Euclidean length, and so on.
+            Euclidean length, and so on up to :data:`MAX_NORM`.
     """
     if norm < 0:
         return vector

@@ -8,6 +8,7 @@ from typing import Final, get_args
 
 from paceline.core.errors import InputError, blame
 from paceline.core.fields import Flag, Option, same, setting, take_values
+from paceline.embedder import MAX_NORM
 from paceline.engines.base import Pooling
 from paceline.sizes import parse_bytes
 
@@ -164,7 +165,7 @@ class ServerOptions:
     )
     embd_normalize: int = setting(
         2,
-        Option("whole", low=-1, high=100, way_out="-1 leaves vectors as they are"),
+        Option("whole", low=-1, high=MAX_NORM, way_out="-1 leaves vectors as they are"),
         _SERVER("--embd-normalize", "Norm of vectors: -1 none, 0 largest number, 1 taxicab, 2 Euclidean."),
     )
     strict_fields: bool = setting(

@@ -19,7 +19,6 @@ from rich.console import Console
 from paceline.cli import memory, progress
 from paceline.cli.memory import memory_json, print_memory_plan
 from paceline.cli.progress import show_prompt_progress
-from paceline.engines.llama_cpp import loading
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.memory import MemoryPlan
 from tests.cli.test_run import FAST, Invoke
@@ -97,7 +96,7 @@ def test_what_is_not_streamed_after_all_is_said_and_nothing_else_is_promised(
     invoke: Invoke, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = invoke(*RUN, "-m", str(target), "--stream", "off", "--no-speculation")
-    monkeypatch.setattr(loading, "available_memory", lambda: target.stat().st_size - 1)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: target.stat().st_size - 1)
     with patch.object(LayerStream, "least_bytes", 1 << 40):
         outcome = invoke(*RUN, "-m", str(target))
     assert outcome.status == 0, outcome.err

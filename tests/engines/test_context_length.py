@@ -92,10 +92,10 @@ def test_where_none_is_asked_for_a_model_gets_its_own_context_as_far_as_memory_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("llama_cpp")
-    from paceline.engines.llama_cpp import loading
-
     weights_bytes = long.stat().st_size
-    monkeypatch.setattr(loading, "available_memory", lambda: weights_bytes + 3 * free_cells * CELL_BYTES + 3)
+    monkeypatch.setattr(
+        "paceline.engines.memory.available_memory", lambda: weights_bytes + 3 * free_cells * CELL_BYTES + 3
+    )
     settled = settle_context(ModelOptions(long, gpu_layers=0, **settings))
     assert (settled.context_length, settled.cells) == (length, cells)
     assert foreseen_context_length(ModelOptions(long, gpu_layers=0, **settings)) == length
@@ -107,10 +107,8 @@ def test_where_none_is_asked_for_a_model_gets_its_own_context_as_far_as_memory_a
 
 def test_a_context_that_memory_cuts_short_is_told_and_shared(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llama_cpp")
-    from paceline.engines.llama_cpp import loading
-
     free_bytes = long.stat().st_size + 3 * 20_000 * CELL_BYTES
-    monkeypatch.setattr(loading, "available_memory", lambda: free_bytes)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: free_bytes)
     options = ModelOptions(long, threads=1, max_sequences=3)
     draft = DraftOptions(embedded_draft()).beside(options)
     with pytest.warns(ModelWarning, match=r"^long\.gguf gets a context of 16384 tokens of the 131072 "):

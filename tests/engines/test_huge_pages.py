@@ -21,7 +21,7 @@ from paceline.engines.huge_pages import (
     private_ranges,
     subtract_ranges,
 )
-from paceline.engines.llama_cpp import loading
+from paceline.engines.llama_cpp import weights
 from paceline.engines.llama_cpp.loading import load_model
 from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
@@ -130,8 +130,8 @@ def test_an_error_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> No
         def take(self) -> None:
             raise MemoryError("none left")
 
-    monkeypatch.setattr(loading, "gives_huge_pages", lambda: True)
-    monkeypatch.setattr(loading, "HugePages", Failing)
+    monkeypatch.setattr(weights, "gives_huge_pages", lambda: True)
+    monkeypatch.setattr(weights, "HugePages", Failing)
     with pytest.raises(MemoryError, match="none left"):
         load_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
 
@@ -141,8 +141,8 @@ def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -
         def take(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(loading, "gives_huge_pages", lambda: True)
-    monkeypatch.setattr(loading, "HugePages", Interrupted)
+    monkeypatch.setattr(weights, "gives_huge_pages", lambda: True)
+    monkeypatch.setattr(weights, "HugePages", Interrupted)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         load_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
@@ -162,7 +162,7 @@ def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -
 def test_weights_are_read_where_there_is_room_for_thrice(
     monkeypatch: pytest.MonkeyPatch, size: int, free: int | None, given: bool, is_read: bool
 ) -> None:
-    monkeypatch.setattr(loading, "gguf_bytes", lambda path: size)
-    monkeypatch.setattr(loading, "available_memory", lambda: free)
-    monkeypatch.setattr(loading, "gives_huge_pages", lambda: given)
-    assert loading._may_be_read(ModelOptions(Path("a.gguf"))) is is_read
+    monkeypatch.setattr(weights, "gguf_bytes", lambda path: size)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: free)
+    monkeypatch.setattr(weights, "gives_huge_pages", lambda: given)
+    assert weights._may_be_read(ModelOptions(Path("a.gguf"))) is is_read

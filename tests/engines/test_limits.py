@@ -31,7 +31,7 @@ def test_what_is_in_range_passes(value: int | None) -> None:
             0,
             "`context_length` (`DraftOptions.context_length` of a draft model) is 0, but must be from 1 to 5; "
             "give a number of tokens, or "
-            "None for the model's own up to 4096 (0 on the command line for all of it)",
+            "None for as much of the model's own as fits (0 on the command line for all of it)",
         ),
     ],
 )

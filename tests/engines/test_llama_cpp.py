@@ -41,7 +41,8 @@ from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines import threads
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.context_length import BYTES_OF_BOOKKEEPING, cell_bytes
-from paceline.engines.llama_cpp import LlamaCppEngine, loading, native
+from paceline.engines.llama_cpp import LlamaCppEngine, native
+from paceline.engines.llama_cpp import settings as model_settings
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.engines.options import CACHE_TYPES, CacheType, ModelOptions
 from paceline.models.description import describe
@@ -484,16 +485,15 @@ def test_every_kind_of_cache_can_be_saved(exact: Path, settings: dict[str, Any])
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 def test_the_room_of_a_cache_is_foreseen_for_every_type(cache_type: CacheType, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"cache_type_k": cache_type, "cache_type_v": "f16", "context_length": 2048}
-    engine = load(DRAFT, **settings)
+    settings: dict[str, Any] = {"cache_type_k": cache_type, "cache_type_v": "f16", "context_length": 2048}
+    load(DRAFT, **settings).close()
     made_bytes = native.log.buffers["KV"]
-    each_bytes = cell_bytes(describe(DRAFT), engine._loaded.options)
-    engine.close()
+    each_bytes = cell_bytes(describe(DRAFT), ModelOptions(DRAFT, **settings))
     assert each_bytes is not None
     # llama.cpp says it to 0.01 MiB.
     assert abs(2048 * (each_bytes - BYTES_OF_BOOKKEEPING) - made_bytes) < 0.01 * (1 << 20)
     available_bytes = 2048 * each_bytes
-    monkeypatch.setattr(loading, "available_memory", lambda: available_bytes - 1)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: available_bytes - 1)
     with pytest.raises(InputError, match="are free; take at most 2047 tokens"):
         load(DRAFT, **settings)
 
@@ -506,8 +506,8 @@ def test_the_room_of_a_cache_is_foreseen_for_every_type(cache_type: CacheType, m
 def test_passes_have_fewer_rows_where_scores_would_take_too_much(
     most_mib: int, free_mib: int, unfused_rows: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_UNFUSED_ATTENTION_BYTES", (1 << 20, most_mib << 20))
-    monkeypatch.setattr(loading, "available_memory", lambda: free_mib << 20)
+    monkeypatch.setattr(model_settings, "_UNFUSED_ATTENTION_BYTES", (1 << 20, most_mib << 20))
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: free_mib << 20)
     engine = load(DRAFT, context_length=4096)
     if unfused_rows is None:
         assert (engine.fused_attention, engine.capabilities.max_rows) == (None, 512)
@@ -1051,9 +1051,9 @@ def test_a_cache_that_does_not_fit_is_refused_before_the_system_ends_the_process
     path = write_model(tmp_path / "model.gguf", "llama")
     # Two layers of two heads, 16 numbers each, twice, of four bytes; and what llama.cpp notes about a cell.
     cell_bytes = 2 * 2 * 16 * 2 * 4 + 52
-    monkeypatch.setattr(loading, "available_memory", lambda: 256 * cell_bytes)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 256 * cell_bytes)
     load(path, stream=False, context_length=256).close()
-    monkeypatch.setattr(loading, "available_memory", lambda: 100 * cell_bytes)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 100 * cell_bytes)
     with pytest.raises(
         InputError,
         match=r"take at most 100 tokens \(`context_length`, or ",

@@ -20,8 +20,7 @@ import paceline
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelWarning
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.llama_cpp import LlamaCppEngine, loading, native
-from paceline.engines.llama_cpp import engine as streaming_engine
+from paceline.engines.llama_cpp import LlamaCppEngine, loading, native, streaming
 from paceline.engines.llama_cpp.streaming import LayerStream, _separable
 from paceline.engines.loading import open_engine
 from paceline.engines.options import ModelOptions
@@ -209,7 +208,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(exact_target: Path) ->
 def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
     exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "available_memory", lambda: exact_target.stat().st_size - 1)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: exact_target.stat().st_size - 1)
     engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
     assert engine._stream is not None
     engine.close()
@@ -221,7 +220,7 @@ def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
 def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
     exact_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "available_memory", lambda: exact_target.stat().st_size - 1)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: exact_target.stat().st_size - 1)
     monkeypatch.setattr(LayerStream, "least_bytes", 1 << 40)
     options = ModelOptions(exact_target, context_length=64, threads=1)
     with pytest.warns(ModelWarning, match="^layers are not streamed, and the file is left to the system: .* too littl"):
@@ -235,7 +234,7 @@ def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
 def test_a_disk_that_is_too_slow_to_be_of_use_is_told_before_a_pass_waits_for_it(
     exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming_engine, "_SLOW_S", 0.0)
+    monkeypatch.setattr(streaming, "_SLOW_S", 0.0)
     passes: list[LayerStream] = []
     monkeypatch.setattr(LayerStream, "begin", lambda stream: passes.append(stream) if stream.is_streaming else None)
     with warnings.catch_warnings():

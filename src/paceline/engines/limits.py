@@ -16,7 +16,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
 }
 _WAYS_OUT: Final[Mapping[str, str]] = {
     "context_length": (
-        "give a number of tokens, or None for the model's own up to 4096 (0 on the command line for all of it)"
+        "give a number of tokens, or None for as much of the model's own as fits (0 on the command line for all of it)"
     ),
 }
 

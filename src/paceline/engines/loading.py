@@ -67,7 +67,7 @@ def memory_limit(options: ModelOptions) -> int | None:
     """
     if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
         return None
-    from paceline.engines.llama_cpp.loading import memory_limit
+    from paceline.engines.llama_cpp.memory import memory_limit
 
     return memory_limit(options)
 
@@ -76,7 +76,7 @@ def settle_context(options: ModelOptions) -> ModelOptions:
     """Return options with the context that a model gets where none is asked for; see there for each engine."""
     if options.context_length is not None or (options.engine or engine_for(Path(options.path))) != "llama_cpp":
         return options
-    from paceline.engines.llama_cpp.loading import settle_context
+    from paceline.engines.llama_cpp.memory import settle_context
 
     return settle_context(options)
 

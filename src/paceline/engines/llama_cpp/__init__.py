@@ -3,7 +3,12 @@
 ::
 
     engine.py       which native sequence id holds which tokens; passes, commits, forks
+    batch.py        the rows of a native call
+    embedder.py     vectors of texts, without all that
     loading.py      a model and its context, or why not
+    settings.py     what the model and the machine allow of the options
+    memory.py       how much memory there is for it, and how long its context is
+    weights.py      reading the model's file
     vocabulary.py   text to tokens and back
     native.py       the shared libraries: log, devices, files that do not load
     remarks.py      which of llama.cpp's warnings a user has to know

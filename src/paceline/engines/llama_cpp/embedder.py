@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, InputError
 from paceline.engines.base import Pooling
 from paceline.engines.context_length import choose_context_length
 from paceline.engines.llama_cpp import native
-from paceline.engines.llama_cpp.loading import free_model, read_model
+from paceline.engines.llama_cpp.batch import NativeBatch
 from paceline.engines.llama_cpp.remarks import of_context, warn
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
-from paceline.engines.options import ModelOptions
+from paceline.engines.llama_cpp.weights import free_model, read_model
+from paceline.engines.options import ModelOptions, cache_types, has_quantized_cache
+from paceline.engines.process_forks import native_threads
 from paceline.engines.threads import PassThreads
+from paceline.models.gguf_model import read_gguf_model
 
 _POOLINGS: Final[dict[Pooling, int]] = {
     "none": api.LLAMA_POOLING_TYPE_NONE,
@@ -31,6 +37,9 @@ _POOLINGS: Final[dict[Pooling, int]] = {
 
 _MAX_TEXTS: Final = 64
 """Most texts of a pass: each takes a sequence id."""
+
+_CALL_ROWS: Final = 512
+"""Tokens of a native call where a text may be read in parts. llama.cpp has memory for logits of all of them."""
 
 
 class LlamaCppEmbedder:
@@ -45,60 +54,77 @@ class LlamaCppEmbedder:
             if is_foreign:
                 raise InputError(f"`{name}` is for models that write texts, and this one embeds them: leave it out")
         path = Path(options.path)
-        file = native.check_model_file(path)
-        native.log.verbose |= options.verbose
-        native.initialize()
-        native.check_first_load(file)
         self._context: Any = None
-        self._model, self._keep_alive, remarks = read_model(options)
+        model, self._keep_alive, remarks = read_model(options)
         try:
-            if api.llama_model_has_encoder(self._model) and api.llama_model_has_decoder(self._model):
+            if api.llama_model_has_encoder(model) and api.llama_model_has_decoder(model):
                 raise CapabilityError(f"{path} turns a text into another one: no vector stands for it")
-            self.vocabulary = GgufVocabulary(self._model)
+            self.vocabulary = GgufVocabulary(model)
             self.context_length = choose_context_length(
                 options.context_length,
-                api.llama_model_n_ctx_train(self._model) or None,
+                api.llama_model_n_ctx_train(model) or None,
                 model=path.name,
                 may_shrink=options.context_may_shrink,
             )
             # How a query and a document are put before a reranker; empty where control tokens part them.
-            self._pair_template = (api.llama_model_chat_template(self._model, b"rerank") or b"").decode(
-                "utf-8", "replace"
-            )
+            self._pair_template = (api.llama_model_chat_template(model, b"rerank") or b"").decode("utf-8", "replace")
+            self.max_texts = min(self.context_length, _MAX_TEXTS)
             self._threads = PassThreads(options.threads, options.threads_batch)
-            self._context, more = self._create_context(options, pooling)
+            rows = min(self.context_length, _CALL_ROWS)
+            more = self._create_context(model, options, pooling, rows)
+            if rows < self.context_length and not self._reads_in_parts():
+                api.llama_free(self._context)
+                rows = self.context_length
+                more = self._create_context(model, options, pooling, rows)
             names = {number: name for name, number in _POOLINGS.items()}
             self.pooling: Pooling = names[int(api.llama_pooling_type(self._context))]
             is_rank = self.pooling == "rank"
-            self.width = int((api.llama_model_n_cls_out if is_rank else api.llama_model_n_embd_out)(self._model))
-            if is_rank and not any(name.startswith("cls") for name in file.header.tensors):
+            self.width = int((api.llama_model_n_cls_out if is_rank else api.llama_model_n_embd_out)(model))
+            if is_rank and not any(name.startswith("cls") for name in read_gguf_model(path).header.tensors):
                 raise CapabilityError(f"{path} was not made to rank documents: give a reranker, or ask for its vectors")
             warn(path, [*remarks, *more])
         except BaseException:
-            self._free()
+            free_model(model, self._context)
             raise
-        self._batch = api.llama_batch_init(self.context_length, 0, 1)
+        self._batch = NativeBatch(rows, 1)
+        self._batch.wanted[:] = 1
+        self._finalizer = weakref.finalize(self, _release, model, self._context, self.vocabulary)
 
-    def _create_context(self, options: ModelOptions, pooling: Pooling | None) -> tuple[Any, list[str]]:
+    def _create_context(self, model: Any, options: ModelOptions, pooling: Pooling | None, rows: int) -> list[str]:
+        """Create the context, and return llama.cpp's remarks on it."""
+        self._context = None
         parameters = api.llama_context_default_params()
-        # A text that is not read from left to right has to be in one pass.
-        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = self.context_length
-        parameters.n_seq_max = self.max_texts = min(self.context_length, _MAX_TEXTS)
+        parameters.n_ctx = self.context_length
+        parameters.n_batch = parameters.n_ubatch = rows
+        parameters.n_seq_max = self.max_texts
         parameters.kv_unified = True
         parameters.embeddings = True
         parameters.pooling_type = api.LLAMA_POOLING_TYPE_UNSPECIFIED if pooling is None else _POOLINGS[pooling]
         parameters.n_threads, parameters.n_threads_batch = self._threads.most
-        if options.flash_attention is not None:
-            enabled, disabled = api.LLAMA_FLASH_ATTN_TYPE_ENABLED, api.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            parameters.flash_attn_type = enabled if options.flash_attention else disabled
+        parameters.type_k, parameters.type_v = (GGMLQuantizationType[each.upper()] for each in cache_types(options))
+        if options.flash_attention is not None or has_quantized_cache(options):
+            is_off = options.flash_attention is False
+            parameters.flash_attn_type = (
+                api.LLAMA_FLASH_ATTN_TYPE_DISABLED if is_off else api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            )
         with native.log.watch() as lines:
-            context = api.llama_init_from_model(self._model, parameters)
-            if not context:
+            self._context = api.llama_init_from_model(model, parameters)
+            if not self._context:
                 raise InputError(
                     f"llama.cpp cannot embed by {options.path}: {native.reason(lines)}; ask for a shorter context, or "
                     "for another pooling"
                 )
-            return context, of_context(lines)
+            return of_context(lines)
+
+    def _reads_in_parts(self) -> bool:
+        """Return whether a text may be read by several native calls."""
+        # Each token sees those before it alone, which are kept, and what comes of the text is that of its last one.
+        pooling = api.llama_pooling_type(self._context)
+        return bool(
+            api.llama_get_memory(self._context)
+            and api.llama_get_causal_attn(self._context)
+            and pooling in (api.LLAMA_POOLING_TYPE_LAST, api.LLAMA_POOLING_TYPE_RANK)
+        )
 
     def read_text(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that open and close it; names of control tokens are these."""
@@ -107,7 +133,8 @@ class LlamaCppEmbedder:
     def read_pair(self, query: str, document: str) -> list[int]:
         """Return the tokens of a query and a document, as the model wants to see them."""
         if self._pair_template:
-            text = self._pair_template.replace("{query}", query).replace("{document}", document)
+            given = {"{query}": query, "{document}": document}
+            text = re.sub("{query}|{document}", lambda name: given[name[0]], self._pair_template)
             return self.vocabulary.tokenize(text, add_special=False, parse_special=True)
         first, second = (self.vocabulary.tokenize(text, add_special=False) for text in (query, document))
         opening, between, closing = self.vocabulary.pair_marks
@@ -115,33 +142,37 @@ class LlamaCppEmbedder:
 
     def forward(self, texts: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Return what a pass makes of texts: of each ``[width]``, or ``[tokens, width]`` where nothing is pooled."""
-        context = self._open_context()
-        num_rows = sum(map(len, texts))
+        context, batch = self._open_context(), self._batch
+        native_threads.use()
+        lengths = [len(token_ids) for token_ids in texts]
+        ends = np.cumsum(lengths)
         assert 0 < len(texts) <= self.max_texts
-        assert all(texts)
-        assert num_rows <= self.context_length
-        batch = self._batch
-        batch.n_tokens = num_rows
-        row = 0
-        for sequence, token_ids in enumerate(texts):
-            for position, token_id in enumerate(token_ids):
-                batch.token[row], batch.pos[row], batch.logits[row] = token_id, position, True
-                batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
-                row += 1
+        assert all(lengths)
+        assert ends[-1] <= self.context_length
+        token_ids = np.concatenate([np.asarray(each, np.int32) for each in texts])
+        positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+        sequences = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)
         memory = api.llama_get_memory(context)
         if memory:
             api.llama_memory_clear(memory, False)
         api.llama_set_n_threads(context, *self._threads.look())
-        with native.log.watch() as lines:
-            status = api.llama_decode(context, batch)
-            if status:
-                why = native.reason(lines)
-                raise EngineError(f"llama.cpp could not embed {num_rows} tokens (status {status}): {why}")
-        if self.pooling != "none":
-            return [self._copy(api.llama_get_embeddings_seq(context, place)) for place in range(len(texts))]
-        rows = np.stack([self._copy(api.llama_get_embeddings_ith(context, place)) for place in range(num_rows)])
-        ends = np.cumsum([len(token_ids) for token_ids in texts])
-        return np.split(rows, ends[:-1])
+        pooled: list[FloatArray] = []
+        for start in range(0, len(token_ids), len(batch.tokens)):
+            part = slice(start, start + len(batch.tokens))
+            rows = batch.native.n_tokens = len(token_ids[part])
+            batch.tokens[:rows], batch.positions[:rows] = token_ids[part], positions[part]
+            batch.ids[:rows, 0] = sequences[part]
+            with native.log.watch() as lines:
+                status = api.llama_decode(context, batch.native)
+                if status:
+                    why = native.reason(lines)
+                    raise EngineError(f"llama.cpp could not embed {rows} tokens (status {status}): {why}")
+            if self.pooling == "none":
+                found = [self._copy(api.llama_get_embeddings_ith(context, row)) for row in range(rows)]
+                return np.split(np.stack(found), ends[:-1])
+            while len(pooled) < len(texts) and ends[len(pooled)] <= start + rows:
+                pooled.append(self._copy(api.llama_get_embeddings_seq(context, len(pooled))))
+        return pooled
 
     def _copy(self, pointer: Any) -> FloatArray:
         if not pointer:
@@ -153,17 +184,16 @@ class LlamaCppEmbedder:
 
     def close(self) -> None:
         """Free native memory. Idempotent."""
-        if self._model is not None:
-            api.llama_batch_free(self._batch)
-            self._free()
-
-    def _free(self) -> None:
-        if hasattr(self, "vocabulary"):
-            self.vocabulary.invalidate()
-        model, context, self._model, self._context = self._model, self._context, None, None
-        free_model(model, context)
+        self._finalizer()
+        self._context = None
 
     def _open_context(self) -> Any:
         if self._context is None:
             raise ClosedError("the embedder was closed")
         return self._context
+
+
+def _release(model: Any, context: Any, vocabulary: GgufVocabulary) -> None:
+    """Free an embedder's native memory, when it is closed or collected."""
+    vocabulary.invalidate()
+    free_model(model, context)

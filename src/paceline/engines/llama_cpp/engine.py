@@ -27,8 +27,6 @@ share a token in a pass hold equal positions before it, and their id sets are ne
 from __future__ import annotations
 
 import ctypes
-import time
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,10 +38,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelWarning, NoRoomError
+from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
 from paceline.engines.llama_cpp import native
+from paceline.engines.llama_cpp.batch import NativeBatch
 from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps
@@ -53,16 +52,8 @@ from paceline.engines.memory import Footprint, MemoryPlan
 from paceline.engines.options import ModelOptions
 from paceline.engines.pending_tree import PendingTree, check_step
 from paceline.engines.process_forks import native_threads
-from paceline.engines.streaming.layout import UnstreamableError
 from paceline.engines.warming import warm_up
 from paceline.models.fingerprints import fingerprint
-from paceline.sizes import format_bytes, format_memory
-
-_SLOW_S: Final = 30.0
-"""Seconds of a pass from which a model is reported as slow: with few tokens a pass nobody waits for an answer."""
-
-_TRIAL_ROWS: Final = 5
-"""Rows of the passes that show whether layers can be streamed; a batch has at least as many."""
 
 
 @dataclass(slots=True)
@@ -145,32 +136,6 @@ class _SavedState:
     data: npt.NDArray[np.uint8]
 
 
-class _Batch:
-    """The one ``llama_batch`` of an engine: numpy arrays that llama.cpp reads in place.
-
-    ``id_counts`` is 1 everywhere between passes, so that rows of chains need not write it.
-    """
-
-    def __init__(self, rows: int, max_ids: int) -> None:
-        self.tokens: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
-        self.positions: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
-        self.id_counts: npt.NDArray[np.int32] = np.ones(rows, np.int32)
-        self.ids: npt.NDArray[np.int32] = np.zeros((rows, max_ids), np.int32)
-        self.wanted: npt.NDArray[np.int8] = np.zeros(rows, np.int8)
-        self._id_rows: npt.NDArray[np.uintp] = (
-            self.ids.ctypes.data + np.arange(rows, dtype=np.uintp) * self.ids.strides[0]
-        ).astype(np.uintp)
-        int32_pointer = ctypes.POINTER(ctypes.c_int32)
-        self.native: Any = api.llama_batch(
-            n_tokens=0,
-            token=self.tokens.ctypes.data_as(int32_pointer),
-            pos=self.positions.ctypes.data_as(int32_pointer),
-            n_seq_id=self.id_counts.ctypes.data_as(int32_pointer),
-            seq_id=self._id_rows.ctypes.data_as(ctypes.POINTER(int32_pointer)),
-            logits=self.wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
-
-
 class _Output:
     """Logits of one pass, read from llama.cpp's own buffer when asked for.
 
@@ -237,16 +202,17 @@ class LlamaCppEngine:
         self._memory: Any = api.llama_get_memory(loaded.context)
         self._description = loaded.description
         self._capabilities = loaded.capabilities
-        self._recurrent = loaded.recurrent
-        self._has_keepers = loaded.keepers
-        self._max_branches = loaded.branches
+        settings = loaded.settings
+        self._recurrent = settings.recurrent
+        self._has_keepers = settings.keepers
+        self._max_branches = settings.branches
 
         self._sequences: dict[int, _NativeSequence] = {}
         self._next_handle = 0
-        self._num_ids = loaded.sequence_ids
-        self._threads = loaded.threads
-        self._threads_in_use = loaded.threads.most
-        self._batch = _Batch(loaded.settings.native_rows, loaded.sequence_ids)
+        self._num_ids = settings.max_ids
+        self._threads = settings.threads
+        self._threads_in_use = settings.threads.most
+        self._batch = NativeBatch(settings.native_rows, settings.max_ids)
         # Pads may lie behind the end of the context.
         self._ramp: npt.NDArray[np.int32] = np.arange(
             self._capabilities.context_length + (self._capabilities.max_rollback or 0), dtype=np.int32
@@ -259,61 +225,17 @@ class LlamaCppEngine:
         self._logits_view: npt.NDArray[np.float32] | None = None
         self._stream = loaded.stream
         self._memory_plan: MemoryPlan | None = None
-        if loaded.on_devices:
+        if settings.devices:
             warm_up(self)
-        if loaded.stream is not None:
+        if loaded.stream is not None and loaded.room is not None:
             try:
-                self._stream_layers(loaded.stream)
+                self._memory_plan = loaded.stream.start(self._path, loaded.room, self._try_rows)
             except BaseException:
                 self.close()
                 raise
+            self._description += ", layers streamed"
 
-    def _stream_layers(self, stream: LayerStream) -> None:
-        """Have layers that do not fit into memory read while they are used, and check that no row changes.
-
-        Raises ``UnstreamableError`` where they cannot be, or rows are not the same then.
-        """
-        path, room = self._path, self._loaded.room
-        assert room is not None
-        weights_bytes = room.weights_bytes
-        stream.start_noting()
-        self._trial_rows(1)
-        stream.stop_noting(path)
-        stream.start_noting()
-        mapped = self._trial_rows(_TRIAL_ROWS)
-        stream.stop_noting(path)
-        if weights_bytes < stream.needed_bytes:
-            # How much is read at once is known only now, from the passes that were noted.
-            raise UnstreamableError(
-                f"the layers of {path} cannot be streamed through {format_memory(weights_bytes)}: what a pass "
-                f"reads at once takes {format_memory(stream.needed_bytes)}; give more memory, or run it "
-                "with `stream=False`"
-            )
-        stream.arm(stream.plan(weights_bytes))
-        self._description += ", layers streamed"
-        foreseen_s = stream.memory_plan(room).pass_s
-        if foreseen_s > _SLOW_S:
-            warnings.warn(
-                f"{path}: {format_bytes(stream.pass_bytes)} are read for every pass, which takes "
-                f"{foreseen_s:.0f} s from this disk: give it more memory (`memory`), a faster disk, or a smaller "
-                "quantisation",
-                ModelWarning,
-                stacklevel=2,
-            )
-        for _ in range(2):
-            # Twice, so that slots are filled again.
-            started_s = time.perf_counter()
-            rows = self._trial_rows(_TRIAL_ROWS)
-            stream.floor_s = time.perf_counter() - started_s
-            if not np.array_equal(rows, mapped):
-                raise UnstreamableError(
-                    f"the layers of {path} cannot be streamed: rows come out otherwise; run it with `stream=False`"
-                )
-        if stream.is_streaming:
-            # Measured once: later reads overlap with passes, and say less of the disk.
-            self._memory_plan = stream.memory_plan(room)
-
-    def _trial_rows(self, rows: int) -> FloatArray:
+    def _try_rows(self, rows: int) -> FloatArray:
         """Return the logits ``[rows, vocab]`` of a chain of some tokens."""
         sequence = self.open()
         try:
@@ -383,7 +305,7 @@ class LlamaCppEngine:
         self._context = self._loaded.context
         self._memory = api.llama_get_memory(self._context)
         self._capabilities = self._loaded.capabilities
-        self._batch = _Batch(self._loaded.settings.native_rows, self._num_ids)
+        self._batch = NativeBatch(self._loaded.settings.native_rows, self._num_ids)
         self._threads_in_use = self._threads.most
 
     # --- sequences ----------------------------------------------------------------------------------------------------
@@ -418,7 +340,8 @@ class LlamaCppEngine:
         state = self._state(sequence)
         if state.pending.parents:
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before forking")
-        if state.rewound or (self._loaded.settings.apart and (self._recurrent or not self._loaded.window)):
+        settings = self._loaded.settings
+        if state.rewound or (settings.apart and (self._recurrent or not settings.window)):
             # llama.cpp would share the state as it was before the step back, and copies from one cache to another when
             # the next pass comes. What it writes out is the right one, and there at once.
             return self.restore(self.save(sequence))
@@ -480,13 +403,13 @@ class LlamaCppEngine:
         state = self._state(sequence)
         if state.pending.parents:
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving")
-        if self._loaded.window and not (self._recurrent or self._has_keepers):
+        if self._loaded.settings.window and not (self._recurrent or self._has_keepers):
             # After a restore its old tokens would lie ahead of it in the cache and be overwritten too early.
             raise CapabilityError(
                 "a model with sliding windows whose engine has one sequence cannot save it: load it for two or more"
             )
         data = self._save_bytes(sequence)
-        floor = state.committed if self._recurrent or state.committed > self._loaded.window > 0 else 0
+        floor = state.committed if self._recurrent or state.committed > self._loaded.settings.window > 0 else 0
         return SavedSequence(state.committed, len(data), floor, _SavedState(self._context, data))
 
     def _save_bytes(self, sequence: int) -> npt.NDArray[np.uint8]:
@@ -537,7 +460,7 @@ class LlamaCppEngine:
             "type of values": settings.cache_type_v,
             # Without, values are stored by channel.
             "attention": int(settings.flash_attention),
-            "windows": [self._loaded.window, self._has_keepers],
+            "windows": [settings.window, self._has_keepers],
         }
 
     def export_state(self, saved: SavedSequence) -> npt.NDArray[np.uint8]:
@@ -564,14 +487,14 @@ class LlamaCppEngine:
             or length > self._capabilities.context_length
             # A recurrent state is one, however many tokens; and a device reads a prompt fast enough.
             or self._recurrent
-            or self._loaded.on_devices
+            or self._loaded.settings.devices
             or self._loaded.settings.apart
             or self._stream is not None
             or not (self._unheld_ids() or any(each.following for each in self._sequences.values()))
             or not api.llama_memory_can_shift(self._memory)
         ):
             return False
-        memory, window = self._memory, self._loaded.window
+        memory, window = self._memory, self._loaded.settings.window
         tokens, data = 0, np.empty(0, np.uint8)
         while state.committed < length:
             # Once there are more tokens than a window has, llama.cpp writes only those that the next token sees.

@@ -20,13 +20,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import llama_cpp.llama_cpp as api
+import numpy as np
 
+from paceline.core.arrays import FloatArray
+from paceline.core.errors import ModelWarning
 from paceline.engines.llama_cpp import native
 from paceline.engines.memory import SPARE_BYTES, MemoryPlan, Room
 from paceline.engines.streaming.disk import WeightFiles, give_back, own_memory
@@ -40,6 +45,7 @@ from paceline.engines.streaming.layout import (
     least_bytes,
 )
 from paceline.engines.streaming.ring import Ring
+from paceline.sizes import format_bytes, format_memory
 
 # struct ggml_tensor: type and padding, buffer, ne, nb, op, op_params, flags; src, view_src, view_offs, data.
 _SOURCES: Final = 152
@@ -48,6 +54,12 @@ _VIEW_SOURCE: Final = _SOURCES + 8 * _MAX_SOURCES
 _DATA: Final = _VIEW_SOURCE + 16
 
 _MADV_DONTNEED: Final = 4
+
+_SLOW_S: Final = 30.0
+"""Seconds of a pass from which a model is reported as slow: with few tokens a pass nobody waits for an answer."""
+
+_TRIAL_ROWS: Final = 5
+"""Rows of the passes that show whether layers can be streamed; a batch has at least as many."""
 
 
 @dataclass(slots=True)
@@ -168,6 +180,53 @@ class LayerStream:
     def needed_bytes(self) -> int:
         """Least memory that the sections found can be streamed through."""
         return self._layout.kept.num_bytes + min(MIN_SLOTS, len(self._sections)) * self._slot_bytes
+
+    def start(self, path: Path, room: Room, try_rows: Callable[[int], FloatArray]) -> MemoryPlan | None:
+        """Read layers that do not fit while they are used from now on, and check that no row changes.
+
+        ``try_rows`` makes a pass of so many rows, and returns their logits. Returns how the memory is shared out;
+        ``None`` where all layers fit after all.
+
+        Raises:
+            UnstreamableError: layers cannot be streamed, or rows are not the same then.
+
+        Warns:
+            ModelWarning: passes will be so slow that nobody waits for an answer.
+        """
+        self.start_noting()
+        try_rows(1)
+        self.stop_noting(path)
+        self.start_noting()
+        mapped = try_rows(_TRIAL_ROWS)
+        self.stop_noting(path)
+        if room.weights_bytes < self.needed_bytes:
+            # How much is read at once is known only now, from the passes that were noted.
+            raise UnstreamableError(
+                f"the layers of {path} cannot be streamed through {format_memory(room.weights_bytes)}: what a pass "
+                f"reads at once takes {format_memory(self.needed_bytes)}; give more memory, or run it "
+                "with `stream=False`"
+            )
+        self.arm(self.plan(room.weights_bytes))
+        foreseen_s = self.memory_plan(room).pass_s
+        if foreseen_s > _SLOW_S:
+            warnings.warn(
+                f"{path}: {format_bytes(self.pass_bytes)} are read for every pass, which takes "
+                f"{foreseen_s:.0f} s from this disk: give it more memory (`memory`), a faster disk, or a smaller "
+                "quantisation",
+                ModelWarning,
+                stacklevel=2,
+            )
+        for _ in range(2):
+            # Twice, so that slots are filled again.
+            started_s = time.perf_counter()
+            rows = try_rows(_TRIAL_ROWS)
+            self.floor_s = time.perf_counter() - started_s
+            if not np.array_equal(rows, mapped):
+                raise UnstreamableError(
+                    f"the layers of {path} cannot be streamed: rows come out otherwise; run it with `stream=False`"
+                )
+        # Measured once: later reads overlap with passes, and say less of the disk.
+        return self.memory_plan(room) if self.is_streaming else None
 
     def plan(self, memory_bytes: int) -> Residency:
         """Return which sections stay in so much memory, that of the weights alone; at least :attr:`least_bytes`."""
