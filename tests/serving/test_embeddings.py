@@ -21,6 +21,7 @@ from paceline.embedder import Embedder, load_embedder
 from paceline.engines.base import Pooling
 from paceline.engines.options import ModelOptions
 from paceline.server_options import ServerOptions
+from paceline.serving import embeddings
 from paceline.serving.model_host import ServedEmbedder
 from tests.engines.tiny_models import MEAN, RANK, write_model
 from tests.serving.hosted import Hosted, hosted
@@ -157,6 +158,8 @@ def test_documents_come_in_the_order_of_their_scores(ranking: Hosted, path: str)
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "dimensions": 33}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
+        ({"input": "a", "embd_normalize": 2**62}, "embd_normalize"),
     ],
 )
 def test_texts_that_cannot_be_embedded_are_refused_by_field(
@@ -209,6 +212,31 @@ def test_unknown_fields_are_named(embedding: Hosted, ranking: Hosted) -> None:
     assert embedding.answer("/v1/embeddings", body)["warnings"] == warnings
     asked = {"query": "a", "documents": ["b"], "truncate": True}
     assert ranking.answer("/v1/rerank", asked)["warnings"] == warnings
+
+
+def test_lists_have_warnings_in_their_first_object(embedding: Hosted, ranking: Hosted) -> None:
+    body = {"input": ["a", "b"], "content": "c", "encoding_format": "base64", "truncate": True}
+    first, second = embedding.answer("/embedding", body)
+    assert [warning.split(" ")[0] for warning in first.pop("warnings")] == ["unknown", "content", "encoding_format"]
+    # Numbers, as llama-server has them there.
+    assert [len(each["embedding"][0]) for each in (first, second)] == [32, 32]
+    assert set(second) == {"index", "embedding"}
+    asked = {"query": "a", "documents": ["b"], "texts": ["b", "c"], "return_documents": True}
+    found = ranking.answer("/rerank", asked)
+    assert found[0]["warnings"] == ["documents changed nothing beside texts"]
+    assert {each["text"] for each in found} == {"b", "c"}
+
+
+def test_an_answer_has_no_more_numbers_than_there_is_room_for(
+    embedding: Hosted, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "_MAX_NUMBERS", 5 * 32)
+    assert len(embedding.answer("/v1/embeddings", {"input": [[5]] * 5})["data"]) == 5
+    error = embedding.refusal("/v1/embeddings", {"input": [[5]] * 6})
+    assert (error["param"], "192 numbers" in error["message"]) == ("input", True)
+    with hosted(lambda: serve(folder, MEAN, "none")) as running:
+        assert len(running.answer("/embedding", {"input": [5] * 5})[0]["embedding"]) == 5
+        assert "192 numbers" in running.refusal("/embedding", {"content": [5] * 6})["message"]
 
 
 def test_an_embedder_is_told_as_one(embedding: Hosted) -> None:

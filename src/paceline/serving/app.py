@@ -343,8 +343,8 @@ class Handlers:
         return await self._embed(request, body, in_openai_form=False)
 
     async def rerank(self, request: Request, body: _Rerank) -> Response:
-        warned, kind = self._collect_warnings(body), await _reading_kind(request)
-        answer = rerank(self._server, request, kind, body, warned=warned)
+        warnings, kind = self._collect_warnings(body).get("warnings", ()), await _reading_kind(request)
+        answer = rerank(self._server, request, kind, body, warnings=warnings)
         return _json(await cancel_on_disconnect(request, answer))
 
     async def tokenize(self, request: Request, body: _Tokenize) -> Response:
@@ -553,8 +553,8 @@ class Handlers:
         )
 
     async def _embed(self, request: Request, body: EmbeddingBody, *, in_openai_form: bool) -> Response:
-        warned, kind = self._collect_warnings(body), await _reading_kind(request)
-        answer = embed(self._server, request, kind, body, in_openai_form=in_openai_form, warned=warned)
+        warnings, kind = self._collect_warnings(body).get("warnings", ()), await _reading_kind(request)
+        answer = embed(self._server, request, kind, body, in_openai_form=in_openai_form, warnings=warnings)
         return _json(await cancel_on_disconnect(request, answer))
 
     async def _prepare_infill(

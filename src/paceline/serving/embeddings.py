@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
 from paceline.core.numbers import shown
+from paceline.embedder import Embedder
 from paceline.serving.errors import FieldError
 from paceline.serving.json_output import Listed, json_pieces
 from paceline.serving.model_host import ServedEmbedder
@@ -30,6 +31,12 @@ _MAX_TEXT: Final = 2 << 20
 _MAX_PAIRS: Final = 16 << 20
 """Bytes of a query, as often as it is read: once for each document."""
 
+_MAX_NUMBERS: Final = 1 << 23
+"""Numbers of all vectors of an answer, which is written as a whole: 20 bytes each in JSON."""
+
+_Passes: TypeAlias = list[list[Sequence[int]]]
+"""Token ids of texts, by the pass."""
+
 
 async def embed(
     server: Server,
@@ -38,9 +45,9 @@ async def embed(
     body: EmbeddingBody,
     *,
     in_openai_form: bool,
-    warned: Mapping[str, Any],
+    warnings: Sequence[str],
 ) -> bytes:
-    """Return the JSON of the vectors of texts; ``warned`` is what OpenAI's form says beside them."""
+    """Return the JSON of the vectors of texts."""
     served = server.host.embedder
     embedder = served.embedder
     pooling = embedder.engine.pooling
@@ -55,96 +62,111 @@ async def embed(
             "the vectors of tokens are not pooled, and OpenAI's API has one vector a text: use /embedding, or start "
             "the server with another `pooling`"
         )
+    if name == "input" and body.content is not None:
+        warnings = [*warnings, "content changed nothing beside input"]
+    as_text = body.encoding_format == "base64"
+    if as_text and not in_openai_form:
+        warnings = [*warnings, "encoding_format changed nothing: only OpenAI's form has vectors in base64"]
     norm = server.options.embd_normalize if body.embd_normalize is None else body.embd_normalize
     share = server.work.share_for(request.scope)
 
-    def read() -> list[list[int]]:
+    def read() -> _Passes:
         # Before the passes, which may take long.
         embedder.finished(np.zeros(embedder.engine.width, np.float32), norm, body.dimensions)
-        return [_encode(parts, name, served) for parts in _read_inputs(given, name)]
+        texts = [_encode(parts, name, served) for parts in _read_inputs(given, name)]
+        num_vectors = sum(map(len, texts)) if pooling == "none" else len(texts)
+        num_numbers = num_vectors * embedder.engine.width
+        if num_numbers > _MAX_NUMBERS:
+            raise FieldError(
+                name,
+                f"the vectors of {name} come to {num_numbers:,} numbers: at most {_MAX_NUMBERS:,} are sent at once; "
+                "send parts",
+            )
+        return _deal(texts, embedder, name)
 
-    texts = await share.offload(kind, read)
-    vectors = await _run(server, share, served, texts, name)
+    passes = await share.offload(kind, read)
+    vectors = await _run(server, share, embedder, passes)
 
     def write() -> bytes:
         finished = [embedder.finished(vector, norm, body.dimensions) for vector in vectors]
         if not in_openai_form:
             rows = [[vector] if vector.ndim == 1 else list(vector) for vector in finished]
-            return _written([{"index": place, "embedding": [*map(_listed, each)]} for place, each in enumerate(rows)])
+            found = [{"index": place, "embedding": [*map(_listed, each)]} for place, each in enumerate(rows)]
+            return _written(found, warnings)
         form = {"encoding_format": "base64"} if as_text else {}
         data = [
             {"object": "embedding", "index": place, "embedding": _in_base64(each) if as_text else _listed(each), **form}
             for place, each in enumerate(finished)
         ]
-        usage = _usage(texts)
-        return _written({"object": "list", "data": data, "model": body.model or served.id, "usage": usage, **warned})
+        answer = {"object": "list", "data": data, "model": body.model or served.id, "usage": _usage(passes)}
+        return _written(answer, warnings)
 
-    as_text = body.encoding_format == "base64"
     return await share.offload(Kind.WRITING, write, num_items=sum(vector.size for vector in vectors))
 
 
-async def rerank(server: Server, request: Request, kind: Kind, body: RerankBody, *, warned: Mapping[str, Any]) -> bytes:
+async def rerank(server: Server, request: Request, kind: Kind, body: RerankBody, *, warnings: Sequence[str]) -> bytes:
     """Return the JSON of documents in the order of their scores: in Jina's form, or in TEI's where it has ``texts``."""
     served = server.host.embedder
-    engine = served.embedder.engine
-    if engine.pooling != "rank":
+    embedder = served.embedder
+    if embedder.engine.pooling != "rank":
         raise CapabilityError(f"{served.id} was not made to rank documents: serve a reranker")
     is_tei = body.texts is not None
-    name = "texts" if is_tei else "documents"
-    documents = _read_documents(body.texts if is_tei else body.documents, name)
-    if body.top_n is not None and body.top_n < 1:
-        raise FieldError("top_n", f"top_n is {body.top_n}: give 1 or more, or leave it out for all")
+    name, given = ("texts", body.texts) if is_tei else ("documents", body.documents)
+    if is_tei and body.documents is not None:
+        warnings = [*warnings, "documents changed nothing beside texts"]
     share = server.work.share_for(request.scope)
 
-    if len(body.query.encode("utf-8", "replace")) * len(documents) > _MAX_PAIRS:
-        raise FieldError("query", f"the query is too large to process with {len(documents)} {name}: send fewer at once")
+    def read() -> tuple[list[str], _Passes]:
+        documents = _read_documents(given, name)
+        if len(body.query.encode("utf-8", "replace")) * len(documents) > _MAX_PAIRS:
+            message = f"the query is too large to process with {len(documents)} {name}: send fewer at once"
+            raise FieldError("query", message)
+        texts = [embedder.engine.read_pair(body.query, document) for document in documents]
+        return documents, _deal(texts, embedder, name)
 
-    def read() -> list[list[int]]:
-        return [engine.read_pair(body.query, document) for document in documents]
+    documents, passes = await share.offload(kind, read)
+    scores = [float(vector[0]) for vector in await _run(server, share, embedder, passes)]
 
-    texts = await share.offload(kind, read)
-    vectors = await _run(server, share, served, texts, name)
-    scores = [float(vector[0]) for vector in vectors]
-    best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
-
-    def told(place: int) -> dict[str, Any]:
+    def tell(place: int) -> dict[str, Any]:
         found: dict[str, Any] = {"index": place, "score" if is_tei else "relevance_score": scores[place]}
-        if is_tei and body.return_text:
-            found["text"] = documents[place]
-        if not is_tei and body.return_documents:
-            found["document"] = {"text": documents[place]}
+        if body.return_documents or body.return_text:
+            found |= {"text": documents[place]} if is_tei else {"document": {"text": documents[place]}}
         return found
 
-    results = [told(place) for place in best]
-    if is_tei:
-        return _written(results)
-    usage = _usage(texts)
-    return _written({"object": "list", "results": results, "model": body.model or served.id, "usage": usage, **warned})
+    def write() -> bytes:
+        best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
+        results = [tell(place) for place in best]
+        if is_tei:
+            return _written(results, warnings)
+        answer = {"object": "list", "results": results, "model": body.model or served.id, "usage": _usage(passes)}
+        return _written(answer, warnings)
+
+    return await share.offload(kind, write)
 
 
-async def _run(
-    server: Server, share: Share, served: ServedEmbedder, texts: Sequence[Sequence[int]], name: str
-) -> list[FloatArray]:
-    """Return what passes make of texts. Whoever leaves has no further pass."""
-    embedder = served.embedder
+def _deal(texts: Sequence[Sequence[int]], embedder: Embedder, name: str) -> _Passes:
+    """Return texts by the pass, all of them checked; ``name`` is the field that has them."""
     try:
-        # All are checked before the first pass.
-        groups = list(embedder.passes(texts))
+        return list(embedder.passes(texts))
     except InputError as error:
         error.field = error.field or name
         raise
+
+
+async def _run(server: Server, share: Share, embedder: Embedder, passes: _Passes) -> list[FloatArray]:
+    """Return what passes make of texts. Whoever leaves has no further pass."""
     vectors: list[FloatArray] = []
     with server.embedding_for(share.key):
-        for group in groups:
+        for texts in passes:
 
-            def compute(group: Sequence[Sequence[int]] = group) -> tuple[list[FloatArray], float]:
+            def compute(texts: Sequence[Sequence[int]] = texts) -> tuple[list[FloatArray], float]:
                 started_s = time.perf_counter()
-                return embedder.forward(group), time.perf_counter() - started_s
+                return embedder.forward(texts), time.perf_counter() - started_s
 
             found, seconds = await share.offload(Kind.EMBEDDING, compute)
             vectors += found
             if server.metrics is not None:
-                server.metrics.texts_read(sum(map(len, group)), seconds)
+                server.metrics.texts_read(sum(map(len, texts)), seconds)
     return vectors
 
 
@@ -215,8 +237,8 @@ def _read_documents(given: Any, name: str) -> list[str]:
     return texts
 
 
-def _usage(texts: Sequence[Sequence[int]]) -> dict[str, int]:
-    num_tokens = sum(map(len, texts))
+def _usage(passes: _Passes) -> dict[str, int]:
+    num_tokens = sum(len(token_ids) for texts in passes for token_ids in texts)
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
@@ -229,5 +251,8 @@ def _in_base64(vector: FloatArray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-def _written(value: Any) -> bytes:
-    return b"".join(json_pieces(value))
+def _written(answer: dict[str, Any] | list[dict[str, Any]], warnings: Sequence[str]) -> bytes:
+    """Return the JSON of an answer. A list has warnings in its first object."""
+    if warnings:
+        (answer if isinstance(answer, dict) else answer[0])["warnings"] = list(warnings)
+    return b"".join(json_pieces(answer))

@@ -105,18 +105,6 @@ async def prepare_infill(
         parts = {"prefix": start, "suffix": hole, "middle": end}
         missing = " ".join(f"{name} token is missing." for name, token_id in parts.items() if token_id is None)
         raise NotOfferedError(f"Infill is not supported by this model: {missing} Serve one that was made to fill gaps")
-    prefix, suffix = read_mixed(body.input_prefix, "input_prefix"), read_mixed(body.input_suffix, "input_suffix")
-    if len(body.input_extra or ()) > MAX_TEXTS:
-        raise FieldError("input_extra", f"input_extra has more than {MAX_TEXTS} texts: send those nearest to the gap")
-    extra = [_read_extra(each, number) for number, each in enumerate(body.input_extra or ())]
-    texts = [body.prompt or "", *(part for part in (*prefix, *suffix) if isinstance(part, str))]
-    texts += [part for pair in extra for part in pair]
-    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    if num_bytes > _MAX_INFILL_BYTES:
-        raise FieldError(
-            "input_prefix",
-            f"the texts have {num_bytes} bytes: at most {_MAX_INFILL_BYTES} are taken; send what is near the gap",
-        )
 
     def encoded(parts: Sequence[TextOrId], name: str, *, parse_special: bool = False) -> list[int]:
         token_ids = encode(parts, vocabulary, add_special=False, parse_special=parse_special)
@@ -124,6 +112,20 @@ async def prepare_infill(
         return token_ids
 
     def write() -> PreparedPrompt:
+        prefix, suffix = read_mixed(body.input_prefix, "input_prefix"), read_mixed(body.input_suffix, "input_suffix")
+        if len(body.input_extra or ()) > MAX_TEXTS:
+            raise FieldError(
+                "input_extra", f"input_extra has more than {MAX_TEXTS} texts: send those nearest to the gap"
+            )
+        extra = [_read_extra(each, number) for number, each in enumerate(body.input_extra or ())]
+        texts = [body.prompt or "", *(part for part in (*prefix, *suffix) if isinstance(part, str))]
+        texts += [part for pair in extra for part in pair]
+        num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        if num_bytes > _MAX_INFILL_BYTES:
+            raise FieldError(
+                "input_prefix",
+                f"the texts have {num_bytes} bytes: at most {_MAX_INFILL_BYTES} are taken; send what is near the gap",
+            )
         context, rows = served.context_length, settings.infill_tokens
         if rows >= context:
             rows = context // 2

@@ -34,6 +34,7 @@ from paceline.core.fields import Field as TableField
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import SpeculationParams
+from paceline.embedder import MAX_NORM
 from paceline.options import REQUEST_PARTS
 from paceline.serving.errors import FieldError
 from paceline.serving.json_bodies import PIECE_BYTES, BodyError, read_json
@@ -365,7 +366,7 @@ class EmbeddingBody(_Body):
     content: Any = Field(None, description="As input; the answer is in llama-server's form.")
     encoding_format: Literal["float", "base64"] | None = Field(None, description="How vectors are written.")
     dimensions: Whole | None = Field(None, description="Keep so many numbers of each vector.")
-    embd_normalize: Whole | None = Field(
+    embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM), BeforeValidator(as_whole)] | None = Field(
         None, description="The norm that vectors are divided by: 2 is the Euclidean one, -1 none."
     )
 
@@ -377,9 +378,11 @@ class RerankBody(_Body):
     query: str = Field(..., description="What is looked for.", examples=["What is a panda?"])
     documents: Any = Field(None, description="Texts, or objects with a text.", examples=[["hi", "It is a bear."]])
     texts: Any = Field(None, description="As documents; the answer is in the form of Text Embeddings Inference.")
-    top_n: Whole | None = Field(None, description="How many of the best to send.", json_schema_extra={"minimum": 1})
+    top_n: Annotated[int, Field(ge=1), BeforeValidator(as_whole)] | None = Field(
+        None, description="How many of the best to send."
+    )
     return_documents: bool | None = Field(None, description="Send the documents, too.")
-    return_text: bool | None = Field(None, description="As return_documents, for texts.")
+    return_text: bool | None = Field(None, description="As return_documents.")
 
 
 class ControlBody(_Body):
