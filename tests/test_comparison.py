@@ -261,6 +261,17 @@ def test_a_difference_that_does_not_come_again_is_not_judged() -> None:
     assert divergence.verdict == "unrepeatable"
 
 
+def test_a_plain_answer_that_does_not_come_again_is_not_held_against_drafts() -> None:
+    """Plain decoding said 8 after 6 before, as where a prompt was read in other passes, and says 7 like the drafts."""
+    with Model(PlacingEngine(0.0), [ForcedDrafter(lambda request: [])], FixedPolicy(2)) as model:
+        options: GenerateOptions = {"max_tokens": 10, "temperature": 0.0}
+        speculative = answer(model, [1], options, speculate=True)
+        plain = dataclasses.replace(speculative, token_ids=[2, 3, 4, 5, 6, 8, 9, 10, 11, 12])
+        divergence = explain(model, [1], options, plain, speculative)
+    assert divergence is not None
+    assert (divergence.index, divergence.verdict) == (5, "unrepeatable")
+
+
 @pytest.mark.parametrize(("heard", "trials_made"), [(1, 0), (9, 0), (14, 0), (25, 0), (30, 1), (40, 1)])
 def test_whoever_wants_no_more_trials_waits_for_one_round_only(heard: int, trials_made: int) -> None:
     """A plain answer of ten tokens takes ten rounds, a drafted one five or six."""

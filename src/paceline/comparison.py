@@ -228,7 +228,8 @@ def explain(
             if index is None or theirs.row is None or first_difference(reference, made.token_ids) is None:
                 continue
             ours, again = _generate_again(model, prompt, options, reference[:index], speculate=False, stopped=stopped)
-            if ours.index != index or ours.row is None:
+            said, before = again.token_ids[index : index + 1], reference[index : index + 1]
+            if ours.index != index or ours.row is None or said != before:
                 # Plain decoding does not repeat itself.
                 reference = again.token_ids
                 continue

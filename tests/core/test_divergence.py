@@ -30,6 +30,13 @@ def test_a_tie_that_rounding_turns_is_a_near_tie() -> None:
     assert verdict.logit_difference == pytest.approx(0.0007)
 
 
+def test_an_exact_tie_is_a_near_tie() -> None:
+    verdict = judge_divergence(
+        4, np.array([1.0, 1.0]), np.array([1.0, 1.0 + 2.0**-20]), GREEDY, [0], rounding=0.0, tolerance=0.001
+    )
+    assert (verdict.plain_token, verdict.speculative_token, verdict.margin, verdict.verdict) == (0, 1, 0.0, "near-tie")
+
+
 def test_rows_that_differ_by_more_than_rounding_are_a_bug() -> None:
     verdict = judge_divergence(
         0, np.array([1.0, 1.1]), np.array([1.0, 0.9]), GREEDY, [0], rounding=0.0, tolerance=0.001
