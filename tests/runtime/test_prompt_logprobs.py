@@ -60,6 +60,8 @@ def test_equal_to_teacher_forcing_in_any_company(request: pytest.FixtureRequest)
         model = frozen(random_model(SIZE, seed=seed, order=2))
         common = [rng.randrange(SIZE) for _ in range(rng.randint(0, 12))]
         prompts = [common + [rng.randrange(SIZE) for _ in range(rng.randint(1, 30))] for _ in range(5)]
+        prompts += rng.choices(prompts, k=2)
+        wanted: dict[int, LogprobParams] = {}
         max_rows = rng.choice((2, 7, 64))
         longest = max(map(len, prompts)) + 8
         cells = rng.choice((longest, longest + 20, None))
@@ -70,6 +72,7 @@ def test_equal_to_teacher_forcing_in_any_company(request: pytest.FixtureRequest)
         requests: list[tuple[Request, Sequence[int], LogprobParams]] = []
         for prompt in prompts:
             asked = LogprobParams(rng.choice((None, 1)), prompt_logprobs=rng.choice((None, 0, 2, 50)))
+            asked = wanted.setdefault(id(prompt), asked)
             params, rules = SamplingParams(1.0, seed=seed), StopRules(rng.randint(1, 8))
             cache = CacheParams(cache_prompt=rng.random() < 0.8, client=rng.choice("ab"))
             requests.append((loop.add(prompt, params, rules, cache=cache, logprobs=asked), prompt, asked))
@@ -88,8 +91,11 @@ def test_equal_to_teacher_forcing_in_any_company(request: pytest.FixtureRequest)
             assert one.output_ids == [*plain.token_ids], "the text is what it is without them"
             seen["listed"] += len(one.prompt_logprobs)
             seen["reused"] += one.stats.cached_tokens > 0
+        lists = [one.prompt_logprobs for one, _, _ in requests if one.prompt_logprobs]
+        seen["shared"] += len(lists) - len({*map(id, lists)})
     request.config.stash[SUMMARY_LINES].append(f"log-probabilities of prompts: {dict(seen)}")
-    assert min(seen[name] for name in ("listed", "preempted while listed", "reused", "cut short")) >= NUM_SCENES // 4
+    hard = ("listed", "preempted while listed", "reused", "shared", "cut short")
+    assert min(seen[name] for name in hard) >= NUM_SCENES // 4
 
 
 def _trip(engine: ScriptedEngine, rng: random.Random) -> None:
@@ -133,6 +139,39 @@ def test_a_beginning_that_is_at_hand_is_read_anew_and_kept_for_others() -> None:
     assert [request.stats.prompt_tokens for request in requests] == [len(prompt), len(prompt), 1]
     assert requests[1].prompt_logprobs == expected_of(MODEL, prompt, asked)
     assert requests[0].output_ids == requests[1].output_ids == requests[2].output_ids
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_of_several_answers_to_a_prompt_the_first_lists_it(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, asked = [i * i % SIZE for i in range(20)], LogprobParams(prompt_logprobs=2)
+    listed: list[int] = []
+
+    def counted(token_id: int, *arguments: Any) -> TokenLogprob:
+        listed.append(token_id)
+        return compute_prompt_logprob(token_id, *arguments)
+
+    monkeypatch.setattr(postprocess, "compute_prompt_logprob", counted)
+    loop = loop_of(ScriptedEngine(MODEL, ScriptedVocabulary.of_size(SIZE), max_rows=8))
+    rules = StopRules(num_tokens)
+    requests = [loop.add(prompt, SamplingParams(1.0, choice=i), rules, logprobs=asked) for i in range(4)]
+    run(loop)
+    assert len(listed) == len(prompt) - 1
+    assert all(one.prompt_logprobs == expected_of(MODEL, prompt, asked) for one in requests)
+    assert [one.stats.cached_tokens for one in requests] == [0, *[len(prompt) - 1] * 3]
+    # Whoever shares nothing, or wants others, lists it again.
+    for other, cache in (
+        (asked, CacheParams(namespace="other")),
+        (asked, CacheParams(cache_prompt=False)),
+        (LogprobParams(prompt_logprobs=0), CacheParams()),
+    ):
+        listed.clear()
+        pair = [
+            loop.add(prompt, GREEDY, rules, logprobs=asked),
+            loop.add(prompt, GREEDY, rules, cache=cache, logprobs=other),
+        ]
+        run(loop)
+        assert len(listed) == 2 * (len(prompt) - 1)
+        assert [one.prompt_logprobs for one in pair] == [expected_of(MODEL, prompt, each) for each in (asked, other)]
 
 
 def test_beside_answers_few_rows_are_listed_at_a_time() -> None:

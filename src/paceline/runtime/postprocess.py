@@ -51,7 +51,8 @@ class Postprocessor:
         """
         walks: list[Walk | None] = []
         for index, part in enumerate(parts):
-            _list_prompt(part, output, index)
+            if part.num_listed:
+                self._list_prompt(part, output, index)
             walks.append(_walk(part, _rows(part, output, index)) if part.emits else None)
         return walks
 
@@ -63,6 +64,18 @@ class Postprocessor:
             PartResult(part, walk, self._commit_part(part, walk, _rows(part, output, index)))
             for index, (part, walk) in enumerate(zip(parts, walks, strict=True))
         ]
+
+    def _list_prompt(self, part: BatchPart, output: ForwardOutput, index: int) -> None:
+        """Add log-probabilities of the tokens of the prompt that follow the rows of a chunk."""
+        request = part.request
+        try:
+            for place in range(part.num_listed):
+                token_id, row = request.token_ids[len(request.prompt_logprobs) + 1], output.logits(index, place)
+                request.prompt_logprobs.append(compute_prompt_logprob(token_id, row, request.logprob_params))
+        except Exception as error:
+            request.error = error
+        if not request.lists_prompt:
+            self._scheduler.share_listed(request)
 
     def _commit_part(self, part: BatchPart, walk: Walk | None, rows: TargetRows) -> Emission | None:
         request = part.request
@@ -160,17 +173,6 @@ def _copy_judged(part: BatchPart, walk: Walk | None, num_emitted: int) -> Judged
 
 def _rows(part: BatchPart, output: ForwardOutput, index: int) -> TargetRows:
     return TargetRows(output, index, first=part.num_listed)
-
-
-def _list_prompt(part: BatchPart, output: ForwardOutput, index: int) -> None:
-    """Add log-probabilities of the tokens of the prompt that follow the rows of a chunk."""
-    request = part.request
-    try:
-        for place in range(part.num_listed):
-            token_id, row = request.token_ids[len(request.prompt_logprobs) + 1], output.logits(index, place)
-            request.prompt_logprobs.append(compute_prompt_logprob(token_id, row, request.logprob_params))
-    except Exception as error:
-        request.error = error
 
 
 def _walk(part: BatchPart, rows: TargetRows) -> Walk | None:

@@ -238,23 +238,33 @@ class Scheduler:
 
     def _awaits_prefix(self, request: Request) -> bool:
         """Return whether an earlier request reads tokens now that this one can start from once they are read."""
-        if not self._shares_prefill or request.lists_prompt or not request.cache.cache_prompt:
-            return False
-        if request.id in self._prefilled:
+        if not self._shares_prefill or not request.cache.cache_prompt or request.id in self._prefilled:
             return False
         for reader in self._running.values():
-            if reader.decoding:
+            # Only for earlier requests: later ones may keep coming for ever.
+            if reader.decoding or reader.id > request.id or reader.cache.namespace != request.cache.namespace:
+                continue
+            if request.lists_prompt:
+                if _lists_same(reader, request):
+                    return True
                 continue
             end = reader.cached + self._pool.least_reuse
-            if (
-                # Only for earlier requests: later ones may keep coming for ever.
-                reader.id < request.id
-                and reader.cache.namespace == request.cache.namespace
-                and end < len(request.token_ids)
-                and reader.token_ids[:end] == request.token_ids[:end]
-            ):
+            if end < len(request.token_ids) and reader.token_ids[:end] == request.token_ids[:end]:
                 return True
         return False
+
+    def share_listed(self, reader: Request) -> None:
+        """Give the log-probabilities of a prompt that was listed to requests that wait and want the same ones.
+
+        Such are further answers to the prompt. They need not list it again, so they may start from what was read.
+        """
+        for request in self._waiting if self._shares_prefill else ():
+            if (
+                request.cache.cache_prompt
+                and request.cache.namespace == reader.cache.namespace
+                and _lists_same(reader, request)
+            ):
+                request.prompt_logprobs = reader.prompt_logprobs
 
     def _start(self, request: Request) -> bool:
         """Start a request unless others that run hold all sequences of the engine."""
@@ -516,3 +526,13 @@ def rollback_text(request: Request, num_tokens: int, vocabulary: Vocabulary) -> 
 
 def _checkpoint(request: Request) -> _Checkpoint:
     return _Checkpoint(request, len(request.token_ids), request.cached)
+
+
+def _lists_same(reader: Request, request: Request) -> bool:
+    """Return whether two requests want the same log-probabilities of one prompt, which ``request`` has not got yet."""
+    return (
+        request.lists_prompt
+        and reader.logprob_params.prompt_logprobs == request.logprob_params.prompt_logprobs
+        and reader.num_prompt == request.num_prompt
+        and reader.token_ids[: reader.num_prompt] == request.token_ids[: request.num_prompt]
+    )
