@@ -13,6 +13,7 @@ from typing import Any
 from paceline.api import Model, load
 from paceline.core.arrays import FloatArray
 from paceline.core.params import SamplingParams, StopRules
+from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier, Proposal
 from paceline.models.embedded import heldout
 from paceline.planning.policies.fixed import FixedPolicy
@@ -52,7 +53,7 @@ def per_round(model: Model, filters: dict[str, Any]) -> dict[str, float]:
         prompt_ids = model.target.vocabulary.tokenize(text[:600])
         params = SamplingParams(temperature=TEMPERATURE, seed=seed, **filters)
         for name in accepted:
-            verifier = GreedyDraftVerifier(params) if name == "greedy draft" else None
+            verifier = GreedyDraftVerifier(RowSampler(params)) if name == "greedy draft" else None
             request = loop.add(prompt_ids, params, StopRules(ANSWER_TOKENS, ignore_end=True), verifier=verifier)
             while request.finish_reason is None:
                 loop.step()

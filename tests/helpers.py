@@ -15,6 +15,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.core.request import Emission, FinishReason, Request
+from paceline.core.sampling import RowSampler
 from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
@@ -408,7 +409,7 @@ def request_of(
         params,
         StopRules(max_tokens),
         SpeculationParams(verify=verifier, prediction=tuple(prediction)),
-        make_verifier(verifier, params, len(token_ids), constraint),
+        make_verifier(verifier, RowSampler(params, len(token_ids), constraint)),
         CacheParams(cache_prompt, namespace),
     )
     request.sequence = 0

@@ -13,6 +13,7 @@ from paceline.bench.workloads import Task
 from paceline.comparison import finish
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier, Verifier
 from paceline.options import read_options
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
@@ -95,5 +96,5 @@ def test_proposals_are_drawn_as_without_forcing() -> None:
         (verifier,) = verifiers
         assert isinstance(verifier, ForcedVerifier)
         row = counting_model()([5])
-        free = CoupledVerifier(SamplingParams(temperature=0.8))
+        free = CoupledVerifier(RowSampler(SamplingParams(temperature=0.8)))
         assert verifier.propose(row, 3, [1, 2, 3], 2) == free.propose(row, 3, [1, 2, 3], 2)

@@ -33,6 +33,7 @@ from paceline.api import Model
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
+from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction
@@ -62,7 +63,7 @@ class TestLiveRuns:
             assert sum(judged) == sum(text.accepted_by_depth.values())
             assert 0 < sum(judged) < len(judged)
             # What the draft alone says at each place, with the same noise, decides each verdict.
-            verifier = CoupledVerifier(setting.params(3))
+            verifier = CoupledVerifier(RowSampler(setting.params(3)))
             token_ids = [*prompt_ids, *text.token_ids]
             drafter = model.drafters[0]
             assert isinstance(drafter, DraftModelDrafter)

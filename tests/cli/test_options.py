@@ -13,7 +13,14 @@ from paceline.cli.flags import in_flags
 from paceline.cli.options import OF_THE_DRAFT_MODEL, GivenOptions, ModelFlags, is_given, with_options
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
-from paceline.core.params import MAX_TOKENS, TRANSFORMERS_ORDER, SamplingParams, SpeculationParams, StopRules
+from paceline.core.params import (
+    LLAMA_CPP_ORDER,
+    MAX_TOKENS,
+    TRANSFORMERS_ORDER,
+    SamplingParams,
+    SpeculationParams,
+    StopRules,
+)
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.models.hub.reference import HubModel
@@ -115,6 +122,36 @@ def test_the_rarer_samplers_have_the_flags_of_llama_cpp() -> None:
         xtc_threshold=0.2,
     )
     assert called("--dry-sequence-breaker", "x", "--dry-sequence-breaker", "none")[1].dry_sequence_breakers == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["--samplers", "top_k;Min-P;temp"], ("logit_bias", "top_k", "min_p", "temperature")),
+        (["--samplers", "typ_p"], ("logit_bias", "typical_p")),
+        (["--sampling-seq", "edskypmxt"], LLAMA_CPP_ORDER),
+        (["--sampler-seq", "kpiat"], ("logit_bias", "top_k", "top_p", "infill", "temperature")),
+        (["--sampler-order", "llama.cpp"], LLAMA_CPP_ORDER),
+    ],
+)
+def test_samplers_are_ordered_by_llama_cpps_names_and_letters(words: list[str], order: tuple[str, ...]) -> None:
+    params = called(*words, "--min-p", "0.3", "--top-p", "0.5", "--temp", "0.2")[1]
+    assert params.order == order
+    assert (params.min_p, params.top_p) == (0.3 if "min_p" in order else 0.0, 0.5 if "top_p" in order else 1.0)
+    assert params.temperature == (0.2 if "temperature" in order else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("magic", "unknown sampling step 'magic': choose from penalties, dry,"),
+        ("top_k;top-k", "the sampling step top_k is named twice"),
+        ("temp", "temp is a name and letters too: write temperature, or temperature;penalties;min_p;top_p"),
+    ],
+)
+def test_an_order_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        called("--samplers", text)
 
 
 def test_numbers_that_stand_for_others() -> None:

@@ -189,7 +189,7 @@ def test_nothing_speaks_against_a_forced_token(verifier: VerifierName, temperatu
     row[8] = -np.inf
     tree = DraftTree(7)
     node = tree.add(tree.add(tree.add(ROOT, 1, ""), 8, ""), 9, "")
-    judge = make_verifier(verifier, params, 2)
+    judge = make_verifier(verifier, RowSampler(params, 2))
     rows = {2: row}
     walk = judge.walk(tree, len(tree), lambda node: rows.get(node, np.eye(12)[1] * 50), [1, 2, 7])
     assert walk.path == [1, 2, node]

@@ -22,9 +22,10 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.errors import EngineError, SamplingError
 from paceline.core.noise import TAIL_ID, XTC_ID, TokenNoise
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
-from paceline.core.processors import Candidates, build_processors
+from paceline.core.processors import Candidates, LateTokens, build_processors
 from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
+from paceline.engines.scripted import ScriptedVocabulary
 from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import PLAIN_PARAMS, softmax
 from tests.timing import assert_grows_with_length_alone
@@ -461,7 +462,7 @@ def test_coupled_acceptance_has_its_closed_form(seed: int) -> None:
     target, draft = rng.normal(0.0, 1.5, 6), rng.normal(0.0, 1.5, 6)
     p, q = softmax(target), softmax(draft)
     exact = sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in range(6))
-    verifier = CoupledVerifier(PLAIN_PARAMS)
+    verifier = CoupledVerifier(RowSampler(PLAIN_PARAMS))
     num_draws = 8000
     agreed = sum(
         verifier.propose(draft, position, (), 1)[0].token_id == verifier.sampler.emit(target, position, ())
@@ -594,7 +595,7 @@ def test_a_seed_of_which_all_bits_are_set_is_drawn(given: int) -> None:
         ({"seed": 2**64}, "seed 18446744073709551616"),
         ({"logit_bias": {3: math.nan}}, "logit bias nan"),
         ({"logit_bias": {-3: 1.0}}, "logit bias 1.0 for token -3"),
-        ({"order": ("top_k",), "xtc_probability": 0.1}, "processor order top_k"),
+        ({"order": ("top_k", "magic")}, "processor order top_k,magic"),
         ({"order": ("top_k", "top_k")}, "processor order top_k,top_k"),
         ({"order": ("top_a",)}, "processor order top_a"),
         ({"top_n_sigma": math.inf}, "top-n-sigma inf"),
@@ -616,6 +617,62 @@ def test_a_seed_of_which_all_bits_are_set_is_drawn(given: int) -> None:
 def test_values_out_of_range(values: dict[str, object], message: str) -> None:
     with pytest.raises(SamplingError, match=message):
         sampling(**values)
+
+
+def test_a_step_that_an_order_leaves_out_is_off_and_biases_act_anyway() -> None:
+    params = SamplingParams(0.3, top_k=1, min_p=0.9, typical_p=0.1, logit_bias={1: -math.inf}, order=("top_p",))
+    assert params.order == ("logit_bias", "top_p")
+    assert params.active == ("logit_bias", "top_p")
+    assert params == SamplingParams(
+        1.0, top_k=0, min_p=0.0, logit_bias={1: -math.inf}, order=("logit_bias", "top_p"), seed=params.seed
+    )
+    assert not dataclasses.replace(params, temperature=0.0).greedy, "without the step nothing is as cold as that"
+
+
+@pytest.mark.parametrize("multiplier", [5e-324, 1e-300, 1e-6, 100.0])
+def test_dry_takes_a_bounded_amount_by_any_multiplier(multiplier: float) -> None:
+    params = sampling(dry_multiplier=multiplier, dry_base=100.0, dry_penalty_last_n=-1)
+    left = RowSampler(params).candidates(np.zeros(3), [1] * 5000).logits
+    assert left[0] == left[2] == 0.0
+    assert -1.000001e9 < left[1] < -1e-20
+
+
+PIECES = [b"re", b"return", b"x", b"y", b"z", b"", b"xy", b"<end>"]
+"""Of the tokens of a gap: the last but two adds nothing, and the last one ends the answer."""
+
+
+@pytest.mark.parametrize(
+    ("probs", "left"),
+    [
+        # 3 x 0.05 x 8 > 0.95: the gap is filled.
+        ([0.9, 0.01, 0.01, 0.01, 0.01, 0.005, 0.005, 0.05], {7}),
+        # "return" and "re" are one, the likelier of them; what has a fifth of all stays beside the end.
+        ([0.1, 0.2, 0.1, 0.11, 0.3, 0.1, 0.08, 0.01], {1, 4, 7}),
+        # So are "x" and "xy"; nothing else has a fifth.
+        ([0.05, 0.05, 0.3, 0.15, 0.15, 0.1, 0.19, 0.01], {2, 7}),
+        # Nothing has a fifth: nobody knows what comes, and the answer ends.
+        ([0.1, 0.098, 0.1, 0.198, 0.198, 0.198, 0.098, 0.01], {7}),
+    ],
+)
+def test_infill_ends_an_answer_or_keeps_likely_tokens(probs: list[float], left: set[int]) -> None:
+    vocabulary = ScriptedVocabulary(PIECES, [7])
+    row = np.log(probs)
+    params = sampling(order=("infill",))
+    candidates = RowSampler(params, vocabulary=vocabulary).candidates(row, [0])
+    assert {*np.flatnonzero(probabilities(candidates, 8, greedy=False)).tolist()} == left
+    for held in (
+        RowSampler(params, vocabulary=vocabulary, late=LateTokens((7,), 5)),
+        RowSampler(dataclasses.replace(params, logit_bias={7: -math.inf}), vocabulary=vocabulary),
+        RowSampler(dataclasses.replace(params, allowed_token_ids=(*range(7),)), vocabulary=vocabulary),
+        RowSampler(params),
+    ):
+        assert len(np.flatnonzero(probabilities(held.candidates(row, [0]), 8, greedy=False))) >= 7
+
+
+def test_infill_ends_an_answer_though_no_end_is_left() -> None:
+    row = np.log([0.16, 0.16, 0.16, 0.16, 0.16, 0.15, 0.04, 0.01])
+    vocabulary = ScriptedVocabulary([*map(str.encode, "abcdefgh")], [7])
+    assert RowSampler(sampling(top_k=6, order=("top_k", "infill")), vocabulary=vocabulary).emit(row, 1, [0]) == 7
 
 
 @given(

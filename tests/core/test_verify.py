@@ -10,6 +10,7 @@ import pytest
 
 from paceline.core.arrays import Float64Array
 from paceline.core.params import VERIFIER_NAMES, SamplingParams, VerifierName
+from paceline.core.sampling import RowSampler
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import CoupledVerifier, RejectionVerifier, make_verifier
 from tests.helpers import PLAIN_PARAMS
@@ -37,14 +38,14 @@ class TestGreedyWalks:
     def test_no_drafts(self, name: VerifierName) -> None:
         tree = DraftTree(0)
         row_logits, _ = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, GREEDY).walk(tree, 1, row_logits, [0])
+        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 1, row_logits, [0])
         assert (walk.path, walk.token_ids, walk.reached_leaf) == ([], [1], True)
 
     def test_all_accepted_and_a_bonus(self, name: VerifierName) -> None:
         tree = DraftTree(0)
         node = tree.add(tree.add(ROOT, 1, "d"), 2, "d")
         row_logits, asked = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, GREEDY).walk(tree, 3, row_logits, [0])
+        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 3, row_logits, [0])
         assert (walk.path, walk.token_ids, walk.reached_leaf) == ([1, node], [1, 2, 3], True)
         assert asked == [ROOT, 1, node]
 
@@ -53,7 +54,7 @@ class TestGreedyWalks:
         wrong = tree.add(tree.add(ROOT, 1, "d"), 0, "d")
         tree.add(wrong, 1, "d")
         row_logits, asked = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, GREEDY).walk(tree, 4, row_logits, [0])
+        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 4, row_logits, [0])
         assert (walk.path, walk.token_ids, walk.reached_leaf) == ([1], [1, 2], False)
         assert asked == [ROOT, 1], "rows are read only where the walk goes"
 
@@ -61,7 +62,7 @@ class TestGreedyWalks:
         tree = DraftTree(0)
         tree.add(ROOT, 3, "d")
         row_logits, _ = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, GREEDY).walk(tree, 2, row_logits, [0])
+        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 2, row_logits, [0])
         assert (walk.path, walk.token_ids, walk.reached_leaf) == ([], [1], False)
 
     def test_the_second_sibling_is_right(self, name: VerifierName) -> None:
@@ -70,7 +71,7 @@ class TestGreedyWalks:
         right = tree.add(ROOT, 1, "d")
         deeper = tree.add(right, 2, "d")
         row_logits, _ = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, GREEDY).walk(tree, 5, row_logits, [0])
+        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 5, row_logits, [0])
         assert (walk.path, walk.token_ids) == ([right, deeper], [1, 2, 3])
 
     def test_drafted_ancestors_count_for_penalties(self, name: VerifierName) -> None:
@@ -80,12 +81,12 @@ class TestGreedyWalks:
         tree.add(tree.add(ROOT, 1, "d"), 2, "d")
         row_logits, _ = rows_by_token(tree, flat)
         params = SamplingParams(0.0, presence_penalty=50.0)
-        walk = make_verifier(name, params).walk(tree, 3, row_logits, [0])
+        walk = make_verifier(name, RowSampler(params)).walk(tree, 3, row_logits, [0])
         assert walk.token_ids == [1, 2, 3]
 
 
 def test_coupled_proposes_what_the_target_emits_if_they_agree() -> None:
-    verifier = CoupledVerifier(PLAIN_PARAMS)
+    verifier = CoupledVerifier(RowSampler(PLAIN_PARAMS))
     row = np.random.default_rng(0).normal(size=30)
     for position in range(100):
         tree = DraftTree(0)
@@ -105,7 +106,7 @@ class ScriptedDice:
 
 
 def with_dice(*values: float) -> RejectionVerifier:
-    verifier: Any = RejectionVerifier(PLAIN_PARAMS)
+    verifier: Any = RejectionVerifier(RowSampler(PLAIN_PARAMS))
     verifier._rng = ScriptedDice(*values)
     result: RejectionVerifier = verifier
     return result
@@ -175,5 +176,5 @@ class TestRejectionByHand:
             assert proposal.draft_probs == pytest.approx(np.array(probs))
 
     def test_no_more_proposals_than_tokens(self) -> None:
-        assert len(RejectionVerifier(PLAIN_PARAMS).propose(np.log(DRAFT_PROBS), 5, (), 9)) == 3
-        assert len(RejectionVerifier(GREEDY).propose(np.log(DRAFT_PROBS), 5, (), 9)) == 1
+        assert len(RejectionVerifier(RowSampler(PLAIN_PARAMS)).propose(np.log(DRAFT_PROBS), 5, (), 9)) == 3
+        assert len(RejectionVerifier(RowSampler(GREEDY)).propose(np.log(DRAFT_PROBS), 5, (), 9)) == 1

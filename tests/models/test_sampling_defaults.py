@@ -200,32 +200,35 @@ def test_a_damaged_file_is_told_in_one_line(content: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("sequence", "order"),
+    ("sequence", "values"),
     [
-        ("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature", LLAMA_CPP_ORDER),
+        ("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature", {"order": LLAMA_CPP_ORDER}),
         (
             "temperature;penalties;topk;top-p;minp",
-            # Those that are off by default stand behind what is usually before them.
-            (
-                *("logit_bias", "temperature", "penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p"),
-                *("min_p", "xtc"),
-            ),
+            # Those that are left out stand behind what is usually before them.
+            {
+                "order": (
+                    *("logit_bias", "temperature", "penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p"),
+                    *("min_p", "xtc"),
+                )
+            },
         ),
-        # Samplers that are left out are not used, which no order says.
-        ("top_k;temperature", None),
-        ("penalties;top_k;top_k;top_p;min_p;temperature", None),
-        ("penalties;top_k;top_p;min_p;temperature;infill", None),
-        ("greedy", None),
+        # They are off where nobody sets them.
+        ("top_k;temperature", {"order": LLAMA_CPP_ORDER, "top_p": 1.0, "min_p": 0.0}),
+        ("penalties;top_k;adaptive_p;top_p;min_p;temperature;infill", {"order": (*LLAMA_CPP_ORDER, "infill")}),
+        ("penalties;top_k;top_k;top_p;min_p;temperature", "top_k is named twice"),
+        ("greedy", "unknown sampling step 'greedy'"),
     ],
 )
-def test_the_order_of_samplers(sequence: str, order: tuple[str, ...] | None, tmp_path: Path) -> None:
+def test_the_order_of_samplers(sequence: str, values: dict[str, object] | str, tmp_path: Path) -> None:
     path = gguf_with(tmp_path / "model.gguf", lambda writer: writer.add_sampling_sequence(sequence))
-    if order is not None:
-        assert silently(path).values == {"order": order}
+    if not isinstance(values, str):
+        assert silently(path).values == values
     else:
-        values, (message,) = warned(path)
-        assert values == {}
-        assert f"general.sampling.sequence {sequence!r}, which is ignored: paceline orders penalties, dry" in message
+        found, (message,) = warned(path)
+        assert found == {}
+        assert f"general.sampling.sequence {sequence!r}, which is ignored: " in message
+        assert values in message
 
 
 def test_what_paceline_does_not_have_is_told_in_one_line(tmp_path: Path) -> None:

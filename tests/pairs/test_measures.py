@@ -52,7 +52,7 @@ class TestCoupledAcceptance:
         chance = row_acceptance(
             target_row, draft_row, RowSampler(SamplingParams(temperature=temperature, seed=0, **filters))
         )
-        verifier = CoupledVerifier(SamplingParams(temperature=temperature, seed=5, **filters))
+        verifier = CoupledVerifier(RowSampler(SamplingParams(temperature=temperature, seed=5, **filters)))
         trials = 4000
         hits = sum(
             verifier.sampler.emit(target_row, position, ()) == verifier.propose(draft_row, position, (), 1)[0].token_id

@@ -274,6 +274,9 @@ def build_params(scene: Scene, rng: random.Random, index: int) -> SamplingParams
         return value if everything or rng.random() < 0.5 else off
 
     order = rng.choice((LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, tuple(rng.sample(LLAMA_CPP_ORDER, len(LLAMA_CPP_ORDER)))))
+    if seed % 10 == 0:
+        place = seed % (len(order) + 1)
+        order = (*order[:place], "infill", *order[place:])
     biases = {rng.randrange(scene.vocab_size): rng.choice((-2.0, 1.0, 3.0)) for _ in range(2)}
     if scene.vocab_size > 4 and order[0] == "logit_bias":
         # A ban after truncation might leave nothing to emit.

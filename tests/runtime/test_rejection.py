@@ -30,6 +30,7 @@ from paceline.core.params import (
     VerifierName,
 )
 from paceline.core.request import Request
+from paceline.core.sampling import RowSampler
 from paceline.core.tree import DraftTree
 from paceline.core.verify import RejectionVerifier
 from paceline.drafters.base import Drafter
@@ -117,9 +118,14 @@ class EnumeratedVerifier(RejectionVerifier):
     """The real verifier with its dice replaced."""
 
     def __init__(
-        self, params: SamplingParams, num_prompt: int, chooser: Chooser, constraint: Constraint | None = None
+        self,
+        params: SamplingParams,
+        num_prompt: int,
+        chooser: Chooser,
+        constraint: Constraint | None = None,
+        vocabulary: ScriptedVocabulary | None = None,
     ) -> None:
-        super().__init__(params, num_prompt, constraint)
+        super().__init__(RowSampler(params, num_prompt, constraint, vocabulary=vocabulary))
         self._chooser = chooser
         self._rng: Any = self
 
@@ -156,7 +162,7 @@ def text_distribution(
         loop = DecodingLoop(engine, make_drafters(), policy, clock=engine.clock)
         rules = StopRules(num_tokens, ignore_end=constraint is None)
         others = [loop.add(prompt, SamplingParams(0.0), rules) for _ in range(num_requests - 1)]
-        verifier = EnumeratedVerifier(params, len(prompt), chooser, constraint)
+        verifier = EnumeratedVerifier(params, len(prompt), chooser, constraint, engine.vocabulary)
         request = loop.add(prompt, params, rules, speculation, verifier=verifier)
         while request.finish_reason is None:
             loop.step()
@@ -373,17 +379,20 @@ def test_several_drafters_in_one_tree_are_exact(name: str, trees: bool) -> None:
             xtc_probability=0.4,
             seed=3,
         ),
+        SamplingParams(0.9, top_k=2, min_p=0.01, order=("top_k", "infill", "min_p", "temperature")),
     ],
     ids=[
         *("top-k", "truncation and penalties", "bias", "greedy", "xtc", "greedy xtc", "dry", "n-sigma and dynatemp"),
-        *("typical", "all of these"),
+        *("typical", "all of these", "infill"),
     ],
 )
 def test_processors_are_exact(params: SamplingParams) -> None:
     """Penalties make rows depend on drafted ancestors; a wrong history would show."""
     model = table_model(TARGET_3)
-    plain = text_distribution(model, 3, params=params)
-    spoken = text_distribution(model, 3, lambda: [draft_of(DRAFT_3)], FixedPolicy(2, siblings=2), params=params)
+    plain = text_distribution(model, 3, params=params, end_ids=[2])
+    spoken = text_distribution(
+        model, 3, lambda: [draft_of(DRAFT_3)], FixedPolicy(2, siblings=2), params=params, end_ids=[2]
+    )
     assert total_variation(spoken, plain) < EXACT
 
 
@@ -616,7 +625,7 @@ def test_draw_inverts_the_cumulated_distribution(probs: list[float]) -> None:
         def random(self) -> float:
             return self.value
 
-    verifier: Any = RejectionVerifier(PLAIN_PARAMS)
+    verifier: Any = RejectionVerifier(RowSampler(PLAIN_PARAMS))
     verifier._rng = dice = Dice()
     edges = np.concatenate(([0.0], np.cumsum(probs)))
     for token_id, prob in enumerate(probs):

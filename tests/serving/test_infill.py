@@ -162,6 +162,22 @@ def test_requests_of_llama_vim_are_answered_as_it_reads_them(filler: Hosted) -> 
     assert len(filler.answer("/infill", {**asking, "n_cmpl": 3})) == 3
 
 
+def test_the_sampling_step_infill_ends_a_gap_with_drafts_and_without(filler: Hosted) -> None:
+    body = {**GAP, "temperature": 1.0, "seed": 3, "n_predict": 200, "top_k": 40, "input_extra": EXTRA}
+    answer = filler.answer("/infill", {**body, "samplers": ["top_k", "infill"]})
+    assert "warnings" not in answer
+    assert answer["generation_settings"]["samplers"] == ["top_k", "infill"]
+    assert (answer["stop_type"], answer["tokens_predicted"] < 200) == ("eos", True)
+    for fields in ({"speculative": {"off": True}, "samplers": "ki"}, {"samplers": ["top_k", "adaptive_p", "infill"]}):
+        again = filler.answer("/infill", {**body, **fields})
+        assert (again["content"], again["stop_type"]) == (answer["content"], "eos")
+    # An answer that may not end yet goes on, also within a grammar.
+    least = filler.answer("/infill", {**body, "samplers": "ki", "min_tokens": 150})
+    assert least["tokens_predicted"] >= 150
+    held = filler.answer("/infill", {**body, "samplers": "ki", "grammar": 'root ::= "abcdefgh" [a-z]{40}'})
+    assert len(held["content"]) == 48
+
+
 def test_a_line_that_is_not_indented_ends_the_answer(filler: Hosted) -> None:
     body = {**GAP, "grammar": 'root ::= "a\\n    b\\nc\\n"', "n_predict": 40}
     assert filler.answer("/infill", body)["content"] == "a\n    b\nc\n"

@@ -118,7 +118,6 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     # how answers are sampled
     **_taken(0, "rows are sampled here", "--backend-sampling", "--backend_sampling", "-bs"),
     **_taken(0, "rows are sampled here", "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"),
-    **_refused(1, "the order of the samplers is --sampler-order", "--samplers", "--sampler-seq", "--sampling-seq"),
     **_refused(1, _SAMPLER, "--mirostat", neutral=["0"]),
     **_refused(1, _SAMPLER, "--adaptive-target", neutral=["-1"]),
     **_taken(1, _WITH_OTHERS, "--mirostat-lr", "--mirostat-ent", "--adaptive-decay"),

@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.arrays import FloatArray
-from paceline.core.processors import Candidates
 from paceline.core.sampling import RowSampler
 
 
@@ -122,7 +121,7 @@ def _margin(
     candidates = sampler.candidates(row, history)
     scores = []
     for token_id in (chosen, other):
-        index = _find_index(candidates, token_id)
+        index = candidates.find(token_id)
         if index is None:
             return None
         score = float(candidates.logits[index])
@@ -131,10 +130,3 @@ def _margin(
             score = (score + float(noise[0])) * sampler.temperature(row, history)
         scores.append(score)
     return scores[0] - scores[1]
-
-
-def _find_index(candidates: Candidates, token_id: int) -> int | None:
-    if candidates.ids is None:
-        return token_id
-    found = np.flatnonzero(candidates.ids == token_id)
-    return int(found[0]) if len(found) else None

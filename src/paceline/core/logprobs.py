@@ -35,7 +35,7 @@ class LogprobParams:
             ``logprobs`` is ``None`` this means nothing.
         prompt_logprobs: how many of the likeliest tokens are listed beside each token of the prompt; 0 gives that of
             the token alone, ``None`` nothing. They are the model's own. All of the prompt is read for them, also what
-            was read before.
+            was read before; for several answers once.
     """
 
     logprobs: int | None = setting(
@@ -149,7 +149,8 @@ def _logprob_among(candidates: Candidates, token_id: int, most: int) -> TokenLog
     top = float(logits.max())
     log_total = _log_total(logits, top)
     # In this order: next to a large logit the logarithm of a sum would vanish.
-    logprob = _find_logit(candidates, token_id) - top - log_total
+    index = candidates.find(token_id)
+    logprob = (-math.inf if index is None else float(logits[index])) - top - log_total
     count = min(most, len(logits))
     if count == 0:
         return TokenLogprob(token_id, logprob, ())
@@ -168,12 +169,3 @@ def _log_total(logits: FloatArray, top: float) -> float:
     weights -= top
     np.exp(weights, out=weights)
     return math.log(float(weights.sum()))
-
-
-def _find_logit(candidates: Candidates, token_id: int) -> float:
-    """Return a token's logit; ``-inf`` of one that is no candidate."""
-    if candidates.ids is None:
-        return float(candidates.logits[token_id])
-    index = int(np.searchsorted(candidates.ids, token_id))
-    is_there = index < len(candidates.ids) and candidates.ids[index] == token_id
-    return float(candidates.logits[index]) if is_there else -math.inf

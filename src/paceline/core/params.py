@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import InputError, SamplingError, blame
 from paceline.core.fields import Flag, Option, described, same, setting, take_values
@@ -26,6 +26,26 @@ TRANSFORMERS_ORDER = (
 """Processor order of transformers: temperature first, so it widens what truncation keeps. What transformers has not
 stands beside what is most like it.
 """
+
+OFF: Final[Mapping[str, Mapping[str, Any]]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "top_k": {"top_k": 0},
+    "typical_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
+    "infill": {},
+}
+"""By processor that an order may leave out, what switches it off. ``infill`` is on where an order names it."""
+
+_OTHER_NAMES: Final = {"nucleus": "top_p", "typp": "typical_p", "typ": "typical_p", "temp": "temperature"}
+_LETTERS: Final = {
+    **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typical_p", "p": "top_p", "m": "min_p"},
+    **{"x": "xtc", "i": "infill", "t": "temperature"},
+}
 
 MAX_SEED = 2**64 - 1
 """Largest seed: 64 bits."""
@@ -92,6 +112,55 @@ def _parse_biases(texts: Sequence[str]) -> dict[int, float]:
     return biases
 
 
+def find_processor(sampler: str) -> str | None:
+    """Return the processor that llama.cpp's sampler of a name is; ``None`` where there is none."""
+    plain = sampler.lower().replace("_", "").replace("-", "")
+    return _OTHER_NAMES.get(plain) or next((name for name in OFF if name.replace("_", "") == plain), None)
+
+
+def sampler_name(processor: str) -> str:
+    """Return llama.cpp's name for a processor."""
+    return "typ_p" if processor == "typical_p" else processor
+
+
+def read_samplers(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the processors that llama.cpp's samplers are, by their names, or by their letters in one text.
+
+    Raises:
+        SamplingError: there is no such sampler, or one is named twice.
+    """
+    order: list[str] = []
+    for each in given:
+        name = _LETTERS.get(each) if isinstance(given, str) else find_processor(each)
+        if each == "a" if isinstance(given, str) else each.lower().replace("-", "_") == "adaptive_p":
+            continue  # acts with an option alone that is not here
+        if name is None:
+            there_are = ", ".join(map(sampler_name, OFF))
+            raise SamplingError(f"unknown sampling step {each!r}: choose from {there_are} (`order`)", field="order")
+        if name in order:
+            raise SamplingError(
+                f"the sampling step {sampler_name(name)} is named twice: name it once (`order`)", field="order"
+            )
+        order.append(name)
+    return tuple(order)
+
+
+def _parse_order(texts: Sequence[str]) -> tuple[str, ...]:
+    """Read an order as a command line has it: one of the usual two, names between semicolons, or letters."""
+    text = texts[-1].strip()
+    usual = {"llama.cpp": LLAMA_CPP_ORDER, "transformers": TRANSFORMERS_ORDER}
+    if text.lower() in usual:
+        return usual[text.lower()]
+    is_name, is_letters = find_processor(text) is not None, {*text} <= {*_LETTERS, "a"}
+    if is_name and is_letters:
+        raise SamplingError(
+            f"{text} is a name and letters too: write {sampler_name(find_processor(text) or text)}, or "
+            f"{';'.join(map(sampler_name, read_samplers(text)))}",
+            field="order",
+        )
+    return read_samplers(text if is_letters else [part.strip() for part in re.split("[;,]", text)])
+
+
 def _parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:
     breakers: list[str] = []
     for text in texts:
@@ -128,8 +197,9 @@ class SamplingParams:
         logit_bias: added to the logits of single tokens, at most 1e9 either way; ``-inf`` bans one.
         seed: with ``choice``, keys all randomness: the same seed gives the same text.
         choice: index among several answers to one prompt.
-        order: the processors in the order they run, each of :data:`LLAMA_CPP_ORDER` once; those that change nothing
-            may be left out.
+        order: the processors in the order they run: those of :data:`LLAMA_CPP_ORDER`, and ``infill``, each at most
+            once. One that is left out is off, whatever it is set to, but for ``logit_bias``, which is first then.
+            ``infill`` ends an answer that fills a gap where no token is likely, as llama.cpp's sampler of that name.
         reasoning_budget: how long the answer may reason; ``None`` for any length. A token that it forces is emitted
             whatever the logits and all else here say.
         top_n_sigma: keep logits at most so many of their standard deviations below the largest (arXiv 2411.07641); 0 or
@@ -206,8 +276,13 @@ class SamplingParams:
     choice: int = setting(0, _WHOLE(low=0, high=_LARGEST, way_out="0 is the first answer"))
     order: tuple[str, ...] = setting(
         LLAMA_CPP_ORDER,
-        Option("texts", error=SamplingError, words={"llama.cpp": LLAMA_CPP_ORDER, "transformers": TRANSFORMERS_ORDER}),
-        _SAMPLING("--sampler-order", "Temperature last, or before truncation."),
+        Option("texts", error=SamplingError, parse=_parse_order),
+        _SAMPLING(
+            "--sampler-order --samplers --sampler-seq --sampling-seq",
+            "llama.cpp (temperature last), transformers (temperature first), or llama.cpp's names between semicolons, "
+            "or its letters: those left out are off. [dim]\\[llama.cpp][/dim]",
+            metavar="ORDER",
+        ),
     )
     reasoning_budget: ReasoningBudget | None = setting(
         None, Option("other", error=SamplingError, optional=True, variable=None)
@@ -299,10 +374,17 @@ class SamplingParams:
                     raise SamplingError(
                         "allowed_token_ids is empty, so nothing could be said: name tokens, or leave it out"
                     )
-        if len({*self.order}) < len(self.order) or not self._in_use <= {*self.order} <= {*LLAMA_CPP_ORDER}:
+        if len({*self.order}) < len(self.order) or not {*self.order} <= {LLAMA_CPP_ORDER[0], *OFF}:
             raise SamplingError(
-                f"processor order {','.join(self.order)}: name each of {', '.join(LLAMA_CPP_ORDER)} once", field="order"
+                f"processor order {','.join(self.order)}: name some of {', '.join((LLAMA_CPP_ORDER[0], *OFF))}, each "
+                "once",
+                field="order",
             )
+        if LLAMA_CPP_ORDER[0] not in self.order:
+            object.__setattr__(self, "order", (LLAMA_CPP_ORDER[0], *self.order))
+        for name in OFF.keys() - self.order:
+            for option, value in OFF[name].items():
+                object.__setattr__(self, option, value)
         with blame("dry_sequence_breakers"):
             _check_breakers(self.dry_sequence_breakers)
 
@@ -315,7 +397,7 @@ class SamplingParams:
     def active(self) -> tuple[str, ...]:
         """The processors that change what is emitted, in their order."""
         in_use = self._in_use
-        if self.greedy and ("typical_p" in in_use or "xtc" in in_use):
+        if self.greedy and not in_use.isdisjoint(("typical_p", "xtc", "infill")):
             in_use.discard("temperature")
         elif self.greedy:
             # Neither temperature nor truncation changes which logit is the largest, unless what truncation leaves is
@@ -337,6 +419,7 @@ class SamplingParams:
             "min_p": self.min_p > 0.0,
             "xtc": self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5,
             "temperature": self.temperature != 1.0 or self.dynatemp_range > 0.0,
+            "infill": "infill" in self.order,
         }
         return {name for name, is_in_use in is_on.items() if is_in_use}
 

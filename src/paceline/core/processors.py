@@ -20,6 +20,7 @@ from paceline.core.arrays import Float64Array, FloatArray, Int64Array
 from paceline.core.errors import SamplingError
 from paceline.core.noise import XTC_ID, TokenNoise
 from paceline.core.params import LARGEST_BIAS, LOWEST_TEMPERATURE, SamplingParams
+from paceline.core.vocabulary import Vocabulary
 
 TOP_P_FIRST_LOOK = 256
 """Candidates sorted first when looking for a set of some mass; the look widens only if they do not reach it."""
@@ -27,6 +28,9 @@ TOP_P_FIRST_LOOK = 256
 
 MAX_REST = 20
 """Most tokens that the rest of a text has across which nothing counts as repeated; of longer ones the first."""
+
+MOST_JOINED = 1024
+"""Most tokens of which ``infill`` finds out which begin alike, the likeliest. In llama.cpp that takes the square."""
 
 SAMPLED_SIZE = 1024
 """Longer rows are searched for their largest values by way of a sample."""
@@ -51,6 +55,13 @@ class Candidates:
     def keep(self, indices: Int64Array) -> Candidates:
         ids = indices if self.ids is None else self.ids[indices]
         return Candidates(ids, self.logits[indices], owned=True)
+
+    def find(self, token_id: int) -> int | None:
+        """Return the index of a token; ``None`` of one that is no candidate."""
+        if self.ids is None:
+            return token_id
+        index = int(np.searchsorted(self.ids, token_id))
+        return index if index < len(self.ids) and self.ids[index] == token_id else None
 
     def writable(self) -> FloatArray:
         """Return the logits for changing in place, copied first if they are borrowed."""
@@ -94,6 +105,9 @@ class Breakers:
 
 NO_BREAKERS: Final = Breakers()
 """Everything may count as repeated."""
+
+EndAt: TypeAlias = Callable[[Sequence[int]], int | None]
+"""Returns the token that would end an answer after a history; ``None`` where it may not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +161,13 @@ def _late_tokens(late: LateTokens) -> Processor:
     return apply
 
 
-def build_processors(params: SamplingParams, breakers: Breakers = NO_BREAKERS) -> list[Processor]:
-    """Return the processors that change anything, in their order."""
+def build_processors(
+    params: SamplingParams,
+    breakers: Breakers = NO_BREAKERS,
+    vocabulary: Vocabulary | None = None,
+    end_at: EndAt = lambda history: None,
+) -> list[Processor]:
+    """Return the processors that change anything, in their order; without a vocabulary ``infill`` is none of them."""
     factories: dict[str, Callable[[], Processor]] = {
         "logit_bias": lambda: _logit_bias(params),
         "penalties": lambda: _penalties(params),
@@ -161,7 +180,9 @@ def build_processors(params: SamplingParams, breakers: Breakers = NO_BREAKERS) -
         "xtc": lambda: _xtc(params),
         "temperature": lambda: _temperature(params) if params.dynatemp_range == 0.0 else DynamicTemperature(params),
     }
-    return [factories[name]() for name in params.active]
+    if vocabulary is not None:
+        factories["infill"] = lambda: _infill(vocabulary, end_at)
+    return [factories[name]() for name in params.active if name in factories]
 
 
 def _logit_bias(params: SamplingParams) -> Processor:
@@ -204,8 +225,8 @@ def _penalties(params: SamplingParams) -> Processor:
 def _dry(params: SamplingParams, breakers: Breakers) -> Processor:
     last_n, allowed = params.dry_penalty_last_n, params.dry_allowed_length
     multiplier, log_base = params.dry_multiplier, math.log(params.dry_base)
-    # From there on the penalty is the largest, however long the repetition.
-    most = math.log(LARGEST_BIAS / multiplier)
+    # From there on the penalty is the largest, however long the repetition. No power of e above has a float.
+    most = min(math.log(LARGEST_BIAS) - math.log(multiplier), 709.0)
 
     def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
         recent = [*(history if last_n < 0 else history[-last_n:])]
@@ -225,7 +246,7 @@ def _repeated_lengths(reverse: list[int], allowed: int, breakers: Breakers) -> d
     """Return which tokens would prolong a repetition of at least ``allowed`` tokens, and how long the longest is.
 
     That takes as many steps as there are tokens, however they repeat (the Z-algorithm, over those places alone where
-    the last token stands).
+    the last token stands, and the one before it if one token is too few).
 
     Args:
         reverse: the tokens to search, the last one first.
@@ -236,10 +257,14 @@ def _repeated_lengths(reverse: list[int], allowed: int, breakers: Breakers) -> d
     # How many tokens before each place are those before the end.
     counts: dict[int, int] = {}
     begin = end = place = 0
+    last, second = reverse[0], reverse[1] if allowed > 1 else None
     with suppress(ValueError):
         while True:
-            place = reverse.index(reverse[0], place + 1)
-            count = counts.get(place - begin, 0) if place < end else size
+            place = reverse.index(last, place + 1)
+            if second is not None and (place + 1 == size or reverse[place + 1] != second):
+                continue
+            # One that was left out has one token in common.
+            count = counts.get(place - begin, 1) if place < end else size
             if count >= end - place:
                 begin, end = place, max(place, end)
                 while end < size and reverse[end] == reverse[end - place]:
@@ -365,6 +390,59 @@ def _xtc(params: SamplingParams) -> Processor:
         return candidates.keep(stays.nonzero()[0])
 
     return apply
+
+
+def _infill(vocabulary: Vocabulary, end_at: EndAt) -> Processor:
+    end_ids = np.array(sorted(vocabulary.end_ids), dtype=np.int64)
+
+    def apply(candidates: Candidates, history: Sequence[int]) -> Candidates:
+        end_id = end_at(history)
+        if end_id is None:
+            return candidates
+        possible = np.flatnonzero(candidates.logits > -np.inf)
+        probs = np.exp(_logprobs(candidates.logits[possible]))
+        token_ids = possible if candidates.ids is None else candidates.ids[possible]
+        ends = np.isin(token_ids, end_ids)
+        end_mass = float(probs[ends].sum())
+        if 3.0 * end_mass * len(probs) > float(probs[~ends].sum()):
+            return candidates.keep(possible[ends])
+        order = largest(probs, MOST_JOINED) if len(probs) > MOST_JOINED else np.arange(len(probs))
+        order = order[np.argsort(-probs[order], kind="stable")[:MOST_JOINED]]
+        order = np.append(order, np.setdiff1d(np.flatnonzero(ends), order))
+        joined = _join_beginnings(probs[order].tolist(), [vocabulary.token_bytes(i) for i in token_ids[order].tolist()])
+        is_end = ends[order]
+        kept = np.flatnonzero((joined > 0.0) & (is_end | (joined >= 0.2)))
+        num_words = int(np.count_nonzero(~is_end[kept]))
+        if num_words == 0:
+            return Candidates(np.array([end_id]), np.ones(1, dtype=candidates.logits.dtype), owned=True)
+        least = float(joined[kept].sum()) / (num_words + 1)
+        return candidates.keep(np.sort(possible[order[kept[is_end[kept] | (joined[kept] >= least)]]]))
+
+    return apply
+
+
+def _join_beginnings(probs: list[float], pieces: list[bytes]) -> Float64Array:
+    """Return probabilities once those of tokens were joined of which one's bytes begin with the other's.
+
+    The likelier one of two gets the other's, which has 0 then. They are joined as llama.cpp does, one by one from the
+    likeliest down.
+    """
+    by_piece: dict[bytes, list[int]] = {}
+    for index, piece in enumerate(pieces):
+        by_piece.setdefault(piece, []).append(index)
+    longer: list[list[int]] = [[] for _ in pieces]
+    for index, piece in enumerate(pieces):
+        for size in range(1, len(piece) + 1):
+            for beginning in by_piece.get(piece[:size], ()):
+                if beginning != index:
+                    longer[beginning].append(index)
+    for beginning, found in enumerate(longer):
+        for index in found:
+            if probs[beginning] > 0.0 and probs[index] > 0.0:
+                into, other = (index, beginning) if probs[index] > probs[beginning] else (beginning, index)
+                probs[into] += probs[other]
+                probs[other] = 0.0
+    return np.array(probs)
 
 
 def _temperature(params: SamplingParams) -> Processor:

@@ -39,6 +39,7 @@ from paceline.core.processors import (
 )
 from paceline.core.reasoning import BudgetKeeper
 from paceline.core.tree import DraftTree
+from paceline.core.vocabulary import Vocabulary
 
 HEAD_SIZE = 4096
 """Most tokens that draw noise of their own (more only where logits tie at the border)."""
@@ -263,6 +264,7 @@ class RowSampler:
         constraint: what the answer may say; ``None`` for anything.
         breakers: where the texts stand that ``params.dry_sequence_breakers`` names.
         late: tokens that are left out at its beginning; ``None`` for none.
+        vocabulary: whose tokens the rows are of; only ``infill`` asks, and is off without.
     """
 
     def __init__(
@@ -272,12 +274,15 @@ class RowSampler:
         constraint: Constraint | None = None,
         breakers: Breakers = NO_BREAKERS,
         late: LateTokens | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.params = params
         self.noise = TokenNoise(params.seed, params.choice)
         active = params.active
         bans = build_bans(params, late)
-        self._processors = [*bans, *build_processors(params, breakers)]
+        self._late = late
+        self._end_id = None if vocabulary is None or "infill" not in active else _find_end(params, vocabulary)
+        self._processors = [*bans, *build_processors(params, breakers, vocabulary, self._end_at)]
         self._needs_history = late is not None or not {"penalties", "dry", "xtc"}.isdisjoint(active)
         budget = params.reasoning_budget
         self._keeper = None if budget is None else BudgetKeeper(budget, num_prompt, opens_once=constraint is not None)
@@ -313,6 +318,13 @@ class RowSampler:
                 return process.of(candidates)
             candidates = process(candidates, history)
         raise AssertionError("a range of the temperature has a processor")
+
+    def _end_at(self, history: Sequence[int]) -> int | None:
+        """Return the token that would end the answer after ``history``; ``None`` where none may."""
+        if self._end_id is None or (self._late is not None and len(history) < self._late.position):
+            return None
+        mask = None if self._constraint is None else self._constraint.mask(history)
+        return self._end_id if mask is None or (self._end_id < len(mask) and mask[self._end_id]) else None
 
     def end_reasoning(self, history: Sequence[int]) -> bool:
         """Have the reasoning that is open after ``history`` closed from there on, if one is; return whether one is."""
@@ -480,6 +492,16 @@ class RowSampler:
 
     def _pick_in_tail(self, tail: Tail, position: int) -> int:
         return tail.pick(float(self.noise.uniform(position, _TAIL_PICK_IDS)[0]))
+
+
+def _find_end(params: SamplingParams, vocabulary: Vocabulary) -> int | None:
+    """Return the token that ends a filled gap; ``None`` where it is none of those that may be emitted."""
+    end_id = vocabulary.infill_tokens.end
+    if end_id is None:
+        end_id = min(vocabulary.end_ids, default=None)
+    if end_id is None or params.logit_bias.get(end_id) == -math.inf:
+        return None
+    return end_id if params.allowed_token_ids is None or end_id in params.allowed_token_ids else None
 
 
 def _is_in(order: Sequence[str], names: Sequence[str]) -> bool:

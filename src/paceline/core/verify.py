@@ -18,10 +18,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from paceline.core.arrays import Float64Array, FloatArray
-from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError
-from paceline.core.params import SamplingParams, VerifierName
-from paceline.core.processors import NO_BREAKERS, Breakers, LateTokens
+from paceline.core.params import VerifierName
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import ROOT, DraftTree
 
@@ -164,15 +162,8 @@ class CoupledVerifier:
     name: VerifierName = "coupled"
     judges_every_draw = False
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        num_prompt: int = 0,
-        constraint: Constraint | None = None,
-        breakers: Breakers = NO_BREAKERS,
-        late: LateTokens | None = None,
-    ) -> None:
-        self.sampler = RowSampler(params, num_prompt, constraint, breakers, late)
+    def __init__(self, sampler: RowSampler) -> None:
+        self.sampler = sampler
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -203,17 +194,10 @@ class RejectionVerifier:
     name: VerifierName = "rejection"
     judges_every_draw = True
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        num_prompt: int = 0,
-        constraint: Constraint | None = None,
-        breakers: Breakers = NO_BREAKERS,
-        late: LateTokens | None = None,
-    ) -> None:
-        self.sampler = RowSampler(params, num_prompt, constraint, breakers, late)
+    def __init__(self, sampler: RowSampler) -> None:
+        self.sampler = sampler
         # Every draw is fresh, so proposals and verdicts of different rounds are independent of each other.
-        self._rng = np.random.Generator(np.random.PCG64((params.seed, params.choice)))
+        self._rng = np.random.Generator(np.random.PCG64((sampler.params.seed, sampler.params.choice)))
 
     def propose(
         self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
@@ -297,21 +281,6 @@ def _residual(target_probs: Float64Array, draft_probs: Float64Array | None, toke
     return normalised
 
 
-def make_verifier(
-    name: VerifierName,
-    params: SamplingParams,
-    num_prompt: int = 0,
-    constraint: Constraint | None = None,
-    breakers: Breakers = NO_BREAKERS,
-    late: LateTokens | None = None,
-) -> Verifier:
-    """Return a new verifier for one request.
-
-    Args:
-        num_prompt: how many tokens of every history are the prompt; only the reasoning budget and the constraint ask.
-        constraint: what the answer may say; ``None`` for anything.
-        breakers: where the texts stand that ``params.dry_sequence_breakers`` names.
-        late: tokens that are left out at its beginning; ``None`` for none.
-    """
-    verifier = CoupledVerifier if name == "coupled" else RejectionVerifier
-    return verifier(params, num_prompt, constraint, breakers, late)
+def make_verifier(name: VerifierName, sampler: RowSampler) -> Verifier:
+    """Return a new verifier for the request of a sampler."""
+    return CoupledVerifier(sampler) if name == "coupled" else RejectionVerifier(sampler)

@@ -14,6 +14,7 @@ class InfillTokens(NamedTuple):
         middle: stands before what is filled in.
         repository: stands before the name of a repository.
         file: stands before the name of each of its files.
+        end: ends what is filled in.
     """
 
     prefix: int | None = None
@@ -21,6 +22,7 @@ class InfillTokens(NamedTuple):
     middle: int | None = None
     repository: int | None = None
     file: int | None = None
+    end: int | None = None
 
 
 class Vocabulary(Protocol):

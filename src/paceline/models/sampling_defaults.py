@@ -27,7 +27,7 @@ import numpy as np
 
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.core.numbers import shown
-from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
+from paceline.core.params import LLAMA_CPP_ORDER, OFF, TRANSFORMERS_ORDER, SamplingParams, read_samplers
 from paceline.models.files import read_json_if_present
 from paceline.models.gguf_header import read_gguf_header
 
@@ -81,22 +81,6 @@ _MISSING_OF_FOLDERS: Final[Mapping[str, object]] = {
 value.
 """
 
-_PROCESSORS: Final = {
-    **{name.replace("_", ""): name for name in LLAMA_CPP_ORDER[1:]},
-    "nucleus": "top_p",
-    "typp": "typical_p",
-    "typ": "typical_p",
-    "temp": "temperature",
-}
-"""Processors by llama.cpp's names for its samplers, written without ``_`` and ``-`` as its aliases are."""
-_OFF_BY_DEFAULT: Final = ("dry", "top_n_sigma", "typical_p", "xtc")
-"""Processors that change nothing where they are not set."""
-
-
-def find_processor(sampler: str) -> str | None:
-    """Return the processor that llama.cpp's sampler of a name is; ``None`` where there is none."""
-    return _PROCESSORS.get(sampler.lower().replace("_", "").replace("-", ""))
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
@@ -132,14 +116,11 @@ def _read_gguf(path: Path) -> SamplingDefaults:
         if key.startswith(_GGUF_PREFIX)
     }
     values = _check_values(path, said, _OF_GGUF, _GGUF_PREFIX)
-    order = _parse_order(said.get(_SEQUENCE))
-    if order is not None:
-        values["order"] = order
-    elif _SEQUENCE in said:
-        _warn(
-            f"{path} has {_GGUF_PREFIX}{_SEQUENCE} {shown(said[_SEQUENCE])}, which is ignored: paceline orders "
-            f"{', '.join(LLAMA_CPP_ORDER[1:])}, each of them once (`order`)"
-        )
+    if _SEQUENCE in said:
+        try:
+            values |= _read_sequence(said[_SEQUENCE])
+        except InputError as error:
+            _warn(f"{path} has {_GGUF_PREFIX}{_SEQUENCE} {shown(said[_SEQUENCE])}, which is ignored: {error}")
     _warn_missing(path, said, _MISSING_OF_GGUF)
     return SamplingDefaults(MappingProxyType(values), "GGUF metadata")
 
@@ -175,21 +156,25 @@ def _check_values(path: Path, said: Mapping[str, object], fields: Mapping[str, s
     return values
 
 
-def _parse_order(sequence: object) -> tuple[str, ...] | None:
-    """Return the order of processors that llama.cpp's order of samplers stands for, if it stands for one.
+def _read_sequence(sequence: object) -> dict[str, Any]:
+    """Return the order of processors that llama.cpp's order of samplers stands for, and what it switches off.
 
-    Logit bias always comes first. A sampler that llama.cpp's order leaves out is not used, whatever it is set to, which
-    no order here can say. One that is off by default is put where it usually is, for requests that set it.
+    Those that it leaves out stand where they usually do, for requests that set them.
+
+    Raises:
+        InputError: it stands for no order.
     """
     if not isinstance(sequence, str):
-        return None
-    names = [name for name in sequence.split(";") if name.lower().replace("-", "_") != "adaptive_p"]
-    order = [LLAMA_CPP_ORDER[0], *(find_processor(name) or name for name in names)]
-    is_usual = order == [name for name in TRANSFORMERS_ORDER if name in order]
-    for before, name in itertools.pairwise(TRANSFORMERS_ORDER if is_usual else LLAMA_CPP_ORDER):
-        if name in _OFF_BY_DEFAULT and name not in order and before in order:
+        raise InputError("give a text")
+    order = [LLAMA_CPP_ORDER[0], *read_samplers(sequence.split(";"))]
+    usual = TRANSFORMERS_ORDER if order == [name for name in TRANSFORMERS_ORDER if name in order] else LLAMA_CPP_ORDER
+    values: dict[str, Any] = {}
+    plain = SamplingParams()
+    for before, name in itertools.pairwise(usual):
+        if name not in order:
             order.insert(order.index(before) + 1, name)
-    return tuple(order) if sorted(order) == sorted(LLAMA_CPP_ORDER) else None
+            values |= {option: off for option, off in OFF[name].items() if getattr(plain, option) != off}
+    return values | {"order": tuple(order)}
 
 
 def _warn_missing(path: Path, said: Mapping[str, object], neutral: Mapping[str, object]) -> None:

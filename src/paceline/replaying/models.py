@@ -19,6 +19,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError
 from paceline.core.params import SamplingParams
+from paceline.core.sampling import RowSampler
 from paceline.core.tree import DraftTree
 from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
 from paceline.core.vocabulary import Vocabulary
@@ -44,7 +45,7 @@ class TextVerifier(CoupledVerifier):
     """
 
     def __init__(self, params: SamplingParams, num_prompt: int, text: Sequence[int]) -> None:
-        super().__init__(params, num_prompt)
+        super().__init__(RowSampler(params, num_prompt))
         self._num_prompt = num_prompt
         self._text = text
 

@@ -35,6 +35,7 @@ from paceline.core.numbers import whole_number
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.processors import LateTokens
 from paceline.core.request import Emission, Request
+from paceline.core.sampling import RowSampler
 from paceline.core.verify import Verifier, make_verifier
 from paceline.drafters.base import Drafter
 from paceline.engines.base import Engine, ForwardOutput
@@ -183,11 +184,13 @@ class DecodingLoop:
         constraint: Constraint | None = None,
     ) -> Verifier:
         """Return what judges the drafts of a request with a prompt of so many tokens, unless another is given."""
-        late = None
+        vocabulary, late = self._engine.vocabulary, None
         if rules.min_tokens:
-            ends = () if rules.ignore_end else self._engine.vocabulary.end_ids
+            ends = () if rules.ignore_end else vocabulary.end_ids
             late = LateTokens((*ends, *rules.stop_token_ids), num_prompt + rules.min_tokens)
-        return make_verifier(speculation.verify, params, num_prompt, constraint, self.breakers.find(params), late)
+        ended_by = None if rules.ignore_end else vocabulary
+        sampler = RowSampler(params, num_prompt, constraint, self.breakers.find(params), late, ended_by)
+        return make_verifier(speculation.verify, sampler)
 
     def add_observer(self, observer: Observer) -> None:
         self._observers = (*self._observers, observer)

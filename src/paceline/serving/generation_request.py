@@ -18,9 +18,8 @@ from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Reg
 from paceline.core.errors import ConstraintError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
-from paceline.core.params import LLAMA_CPP_ORDER, MAX_TOKENS, SpeculationParams
+from paceline.core.params import MAX_TOKENS, SpeculationParams, read_samplers
 from paceline.drafters.lookup import PREDICTION
-from paceline.models.sampling_defaults import find_processor
 from paceline.options import REQUEST_PARTS, GenerateOptions, RequestOptions
 from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
@@ -63,22 +62,6 @@ _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_output_tokens", "m
 
 _DEFAULT_LENGTHS: Final[Mapping[Api, int]] = {"messages": 4096}
 """Most tokens where neither request nor server says it, as in llama-server; elsewhere there is no limit."""
-
-SAMPLERS: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
-    # llama.cpp's name: its letter, ours, and the options that switch the step off
-    "penalties": ("e", "penalties", {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
-    "dry": ("d", "dry", {"dry_multiplier": 0.0}),
-    "top_n_sigma": ("s", "top_n_sigma", {"top_n_sigma": -1.0}),
-    "top_k": ("k", "top_k", {"top_k": 0}),
-    "typ_p": ("y", "typical_p", {"typical_p": 1.0}),
-    "top_p": ("p", "top_p", {"top_p": 1.0}),
-    "min_p": ("m", "min_p", {"min_p": 0.0}),
-    "xtc": ("x", "xtc", {"xtc_probability": 0.0}),
-    "temperature": ("t", "temperature", {"temperature": 1.0, "dynatemp_range": 0.0}),
-}
-"""Steps of sampling, by llama.cpp's names."""
-_IDLE_SAMPLERS: Final = {"a": "adaptive_p", "i": "infill"}
-"""Further steps that a list may name. The first only acts with a field that is refused here."""
 
 _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
@@ -133,7 +116,6 @@ class GenerationRequest:
         most_predict_s: seconds after the first token at which the answer ends at the next line; ``None`` for none.
         cache_salt: with whom what was read is shared, beside the key.
         slot: the place that the answer takes if it is free; ``None`` for any.
-        samplers: the sampling steps that were named, under llama.cpp's names; ``None`` for the usual ones.
         warnings: what the client ought to know of its request.
         names: of the fields that set options, by the option.
         named: what the answer is to keep to, and the field that says it; ``None`` for nothing.
@@ -167,7 +149,6 @@ class GenerationRequest:
     most_predict_s: float | None = None
     cache_salt: str = ""
     slot: int | None = None
-    samplers: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     named: Named | None = None
@@ -226,10 +207,8 @@ def read_generation_request(
         options["max_tokens"] = _DEFAULT_LENGTHS.get(api, MAX_TOKENS)
     if "stop" in given:
         options["stop"] = _read_stops(given["stop"], settings.max_stop)
-    samplers = _read_samplers(given["samplers"]) if "samplers" in given else None
-    if samplers is not None:
-        options.update(_sampler_options(samplers))
-        names["order"] = "samplers"
+    if "samplers" in given:
+        options["order"] = _read_order(given["samplers"])
     num_choices = _read_num_choices(given, api, settings.max_choices)
     num_logprobs = _read_num_logprobs(given, api)
     if num_logprobs is not None:
@@ -287,10 +266,9 @@ def read_generation_request(
         most_predict_s=_read_time_limit(given),
         cache_salt=given.get("cache_salt", ""),
         slot=slot if type(slot := extra.get("id_slot")) is int else None,
-        samplers=samplers,
         warnings=(
             *warn_of_unknown_fields(unknown),
-            *_warn_of_ineffective_fields({**extra, **given}, api, samplers or ()),
+            *_warn_of_ineffective_fields({**extra, **given}, api),
             *(() if conversation is None else conversation.warnings),
             *_warn_of_unused_prediction(request.speculation, model),
         ),
@@ -308,15 +286,13 @@ def warn_of_unknown_fields(unknown: Sequence[str]) -> tuple[str, ...]:
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
 
 
-def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api, samplers: Sequence[str]) -> list[str]:
+def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]:
     """Return what to say of fields that change nothing on this route, or without a stream."""
     found = [
         f"{name} changes nothing on this route"
         for name, routes in _ROUTES_OF.items()
         if api not in routes and given.get(name) not in (None, False, [])
     ]
-    if "infill" in samplers:
-        found.append("the sampling step infill was left out: an answer may go on past where the gap is filled")
     if given.get("return_rounds") and not given.get("stream"):
         found.append("return_rounds changes nothing without stream")
     if given.get("n_cache_reuse") not in (None, 0):
@@ -443,32 +419,11 @@ def _read_stops(given: str | Sequence[str], most: int) -> tuple[str, ...]:
     return stops
 
 
-def _read_samplers(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the sampling steps that are named, or spelled by llama.cpp's letters."""
+def _read_order(given: str | Sequence[str]) -> tuple[str, ...]:
     if len(given) > _MAX_STEPS:
         raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MAX_STEPS} are taken")
-    letters = {letter: name for name, (letter, _, _) in SAMPLERS.items()} | _IDLE_SAMPLERS
-    of_llama = {ours: name for name, (_, ours, _) in SAMPLERS.items()}
-    names: list[str] = []
-    for each in given:
-        name = letters.get(each, each) if isinstance(given, str) else of_llama.get(find_processor(each) or "", each)
-        if name not in letters.values():
-            there_are = ", ".join(letters.values())
-            raise FieldError("samplers", f"unknown sampling step {each!r}: choose from {there_are}")
-        if name in names:
-            raise FieldError("samplers", f"samplers names the sampling step {name} twice: name it once")
-        names.append(name)
-    return tuple(names)
-
-
-def _sampler_options(names: Sequence[str]) -> GenerateOptions:
-    """Return the options that put sampling steps in an order, and switch off those that are not named."""
-    options: dict[str, Any] = {}
-    for name, (_, _, off) in SAMPLERS.items():
-        if name not in names:
-            options.update(off)
-    options["order"] = (LLAMA_CPP_ORDER[0], *(SAMPLERS[name][1] for name in names if name in SAMPLERS))
-    return cast("GenerateOptions", options)
+    with in_names_of({"order": "samplers"}):
+        return read_samplers(given)
 
 
 def _read_num_choices(given: Mapping[str, Any], api: Api, most: int) -> int:

@@ -12,9 +12,9 @@ from typing import Any, Final
 from paceline import __version__
 from paceline.chat.template import ChatTemplate
 from paceline.constraints import Gbnf
-from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules
+from paceline.core.params import MAX_TOKENS, SamplingParams, StopRules, sampler_name
 from paceline.server_options import ServerOptions
-from paceline.serving.generation_request import SAMPLERS, GenerationRequest
+from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import BUILD, Served, ServedEmbedder, ServedModel, model_facts
 from paceline.serving.prompts import token_piece
 
@@ -237,13 +237,8 @@ def short_generation_settings(
         "reasoning_format": "none" if request is None else request.reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
-        "samplers": _sampler_chain(params) if request is None or request.samplers is None else list(request.samplers),
+        "samplers": [sampler_name(step) for step in params.order if step != "logit_bias"],
         "speculative.types": speculative,
         "timings_per_token": request is not None and request.timings_per_token,
         "post_sampling_probs": request is not None and request.post_sampling,
     }
-
-
-def _sampler_chain(params: SamplingParams) -> list[str]:
-    names = {ours: name for name, (_, ours, _) in SAMPLERS.items()}
-    return [names[step] for step in params.order if step in names]

@@ -144,7 +144,10 @@ class GgufVocabulary:
             api.llama_vocab_fim_sep,
         )
         found = (int(self._look(finder)) for finder in finders)
-        return InfillTokens(*(token_id if 0 <= token_id < self._size else None for token_id in found))
+        ends = (int(self._look(finder)) for finder in (api.llama_vocab_eot, api.llama_vocab_eos))
+        end = next((token_id for token_id in ends if token_id in self.end_ids), None)
+        fillers = InfillTokens(*(token_id if 0 <= token_id < self._size else None for token_id in found))
+        return fillers._replace(end=end)
 
     def _is_control(self, token_id: int) -> bool:
         return self._has(token_id, api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN)
