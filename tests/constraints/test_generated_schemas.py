@@ -23,7 +23,7 @@ from paceline.constraints import ConstraintCompiler, JsonSchema
 from paceline.constraints.schema_parts import iter_subschemas, shorten_pointer
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
-from paceline.serving.generation_request import read_constraint
+from paceline.serving.constraint_fields import read_constraint
 from tests.constraints.generated_schemas import generated_schema
 from tests.constraints.helpers import BYTES, END
 from tests.tiers import by_tier
@@ -126,7 +126,7 @@ def without_old_bounds(schema: Any) -> Any:
 def source_of(schema: dict[str, Any], *, strict: bool) -> JsonSchema:
     """Return what a request says whose answer is to keep to a schema."""
     described = {"name": "answer", "schema": schema, "strict": strict}
-    named = read_constraint({"response_format": {"type": "json_schema", "json_schema": described}})
+    named = read_constraint({"response_format": {"type": "json_schema", "json_schema": described}}, {})
     assert named is not None
     assert isinstance(named.source, JsonSchema)
     return named.source

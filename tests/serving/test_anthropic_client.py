@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from paceline.core.arrays import Float64Array
 from paceline.server_options import ServerOptions
+from paceline.serving.conversations import encrypt_reasoning
 from tests.chat.conversing import BEGUN
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
 from tests.serving.scripted import Turnstile, writing_model
@@ -136,6 +137,9 @@ def test_why_an_answer_ended(client: anthropic.Anthropic) -> None:
     text = client.messages.create(**ASKED).content[0].to_dict()["text"]
     stop = text[20:22]
     for way in (client.messages.create, lambda **asked: streamed(client, **asked)):
+        # Another route's name for them is taken beside.
+        answer = way(**{**ASKED, "extra_body": {**ASKED["extra_body"], "stop": stop}}, stop_sequences=["never"])
+        assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
         answer = way(**ASKED, stop_sequences=["never", stop])
         assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
         assert answer.content[0].text == text[: text.index(stop)]
@@ -160,6 +164,7 @@ CHATML_BEGUN: Final = (
 
 def test_thinking() -> None:
     with thinking() as server, server.anthropic_client() as client:
+        lengths: set[int] = set()
         asked: dict[str, Any] = {"model": NAME, "max_tokens": 400, "messages": ASKED["messages"]}
         asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
         answer = client.messages.create(**asked)
@@ -172,6 +177,26 @@ def test_thinking() -> None:
         assert answer.usage.output_tokens_details.thinking_tokens == pytest.approx(21, abs=1)
         short = client.messages.create(**{**asked, "thinking": {"type": "enabled", "budget_tokens": 5}})
         assert short.content[0].to_dict()["thinking"] == "h" * 5
+        # Reasoning that is not shown goes with its signature, and comes back as what it was.
+        asked["thinking"] = {"type": "adaptive", "display": "omitted"}
+        hidden = client.messages.create(**asked)
+        signature = encrypt_reasoning("h" * 20)
+        assert said(hidden) == [
+            {"type": "thinking", "thinking": "", "signature": signature},
+            {"type": "text", "text": ANSWER},
+        ]
+        with client.messages.stream(**asked) as stream:
+            deltas = [event.delta.type for event in stream if event.type == "content_block_delta"]
+            assert deltas[0] == "signature_delta"
+            assert set(deltas[1:]) == {"text_delta"}
+            assert said(stream.get_final_message()) == said(hidden)
+        question = {"role": "user", "content": "And?"}
+        for thought in ({"thinking": "", "signature": signature}, {"thinking": "h" * 20, "signature": ""}):
+            turn = {"role": "assistant", "content": [{"type": "thinking", **thought}, {"type": "text", "text": ANSWER}]}
+            talk: Any = [*ASKED["messages"], turn, question]
+            counted = client.messages.count_tokens(model=NAME, messages=talk)
+            lengths.add(counted.input_tokens)
+        assert len(lengths) == 1
     # A template that begins to reason where nobody says otherwise.
     with thinking(BEGUN) as server, server.anthropic_client() as client:
         off = client.messages.create(**{**asked, "thinking": {"type": "disabled"}})
@@ -238,6 +263,9 @@ def test_the_model(client: anthropic.Anthropic) -> None:
         client.models.retrieve("other")
 
 
+FORM: Final = {"type": "json_schema", "schema": {"type": "string"}}
+
+
 def error_of(raised: pytest.ExceptionInfo[anthropic.APIStatusError]) -> tuple[str, str]:
     """Return the type of an error and the field that it names."""
     body: Any = raised.value.body
@@ -265,6 +293,11 @@ def error_of(raised: pytest.ExceptionInfo[anthropic.APIStatusError]) -> tuple[st
         ({"tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
         ({"tools": [{"name": "a", "input_schema": 5}]}, "tools"),
         ({"mcp_servers": [{"type": "url", "url": "http://127.0.0.1", "name": "a"}]}, "mcp_servers"),
+        ({"stop": ["a"] * 60, "stop_sequences": ["b"] * 5}, "stop_sequences"),
+        ({"response_format": {"type": "json_object"}, "output_format": FORM}, "output_format"),
+        ({"output_config": {"format": FORM}, "output_format": FORM}, "output_config.format"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"min_tokens": 70}, "min_tokens"),
         ({"n": 2}, "n"),
         ({"n_probs": 2}, "n_probs"),
     ],

@@ -20,7 +20,7 @@ from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.middleware import with_security
 from paceline.serving.security import ApiKeys, SecuritySettings
-from paceline.serving.server import SlotBoard
+from paceline.serving.slots import SlotBoard
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, http_scope, run, serving
 from tests.serving.hosted import NAME, Hosted, hosted, json_of, scripted
 from tests.serving.live import live
@@ -158,7 +158,11 @@ def test_requests_wait_for_room_for_log_probabilities() -> None:
             refused = await server.post("/v1/completions", LISTING)
             assert refused.status == 429
             assert refused.head.headers["retry-after"] == "1"
-            assert "4 requests of this client wait for room" in refused.json()["error"]["message"]
+            told = refused.json()["error"]["message"]
+            assert "4 requests of this client wait for room" in told
+            assert told.endswith("set a smaller max_tokens")
+            refused = await server.post("/v1/completions", {"prompt": "abc", "n_predict": 100, "logprobs": 9})
+            assert refused.json()["error"]["message"].endswith("set a smaller n_predict")
             # Who leaves waits no more.
             asking.pop(3).close()
             await server.until(lambda: len(waiting) == 3)

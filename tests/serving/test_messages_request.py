@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from paceline.server_options import ServerOptions
-from paceline.serving.conversations import Conversation, iter_merged
+from paceline.serving.conversations import Conversation, encrypt_reasoning, iter_merged
 from paceline.serving.errors import FieldError
 from paceline.serving.messages_request import read_messages
 from paceline.serving.schema import MessagesBody, validate_body
@@ -93,6 +93,19 @@ def test_a_message_of_blocks_as_messages_of_a_chat(message: dict[str, Any], expe
     assert not conversation.warnings
 
 
+def test_reasoning_that_was_not_shown_comes_back_by_its_signature() -> None:
+    hidden = {"type": "thinking", "thinking": "", "signature": encrypt_reasoning("hm ß")}
+    assert read(assistant(hidden, text("a"))).messages[0]["reasoning_content"] == "hm ß"
+    # What is shown counts, and nobody else can read another's.
+    assert read(assistant({**hidden, "thinking": "so"})).messages[0]["reasoning_content"] == "so"
+    for signature in ("EqQBCg", "reasoning_text:/w==", 5):
+        conversation = read(assistant({**hidden, "signature": signature}, text("a")))
+        assert list(conversation.messages) == [{"role": "assistant", "content": "a"}]
+        (warning,) = conversation.warnings
+        assert "blocks of type thinking without a text were left out" in warning
+    assert read(assistant({**hidden, "signature": ""}, text("a"))).warnings == ()
+
+
 def test_what_an_assistant_says_in_a_row_is_one_message() -> None:
     said = read(user(text("a")), assistant(text("b")), assistant(CALL)).messages
     assert said[1:] == [{"role": "assistant", "content": "b", "tool_calls": [CALLED]}]
@@ -172,7 +185,9 @@ def test_what_only_anthropic_has_is_left_out_with_a_warning() -> None:
         ({"tool_choice": {"type": "some"}}, "tool_choice.type is 'some'"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name is None"),
         ({"output_config": {"format": {"type": "text"}}}, "give it the type json_schema, and a schema"),
-        ({"n": 2}, "a message is one answer"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type is any, and there are no tools"),
+        ({"tool_choice": {"type": "tool", "name": "Bash"}}, "tool_choice names 'Bash', and there are no tools"),
+        ({"thinking": {"type": "enabled", "display": "whole"}}, "display is 'whole': choose from summarized, omitted"),
     ],
 )
 def test_what_cannot_be_read_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -268,4 +283,4 @@ def test_what_claude_code_sends(template: str) -> None:
         assert warned[1] == "tools: the model's chat template knows none, so the model is told of none"
         assert ["put together" in warning for warning in warned[2:]] == ([] if template == CHATML else [True])
         counted = server.answer("/v1/messages/count_tokens?beta=true", {**CLAUDE_CODE, "max_tokens": None})
-        assert counted == {"input_tokens": 1 + message["usage"]["cache_read_input_tokens"]}
+        assert counted == {"input_tokens": 1 + message["usage"]["cache_read_input_tokens"], "warnings": warned}

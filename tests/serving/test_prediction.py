@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import pytest
@@ -109,6 +110,20 @@ def test_all_forms_and_routes_take_it(server: Hosted, plain: str) -> None:
     native = server.answer("/completion", {**body, "prediction": said})
     assert native["content"] == said
     assert native["speculative"]["drafters"]["prediction"]["accepted"] == details(answer)[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_other_apis_count_it_among_the_tokens_of_their_output(server: Hosted, plain: str, path: str) -> None:
+    asked = {name: value for name, value in BODY.items() if name != "messages"}
+    body = {**asked, **ALONE, "input" if path == "/v1/responses" else "messages": MESSAGES}
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    expected = details(server.answer(CHAT, {**BODY, **ALONE, **content(plain)}))
+    answer = server.answer(path, {**body, **content(plain)})
+    counts = answer["usage"]["output_tokens_details"]
+    assert tuple(counts[name] for name in names) == expected
+    streamed = server.post(path, {**body, **content(plain), "stream": True}).text
+    assert f'"output_tokens_details":{json.dumps(counts, separators=(",", ":"))}' in streamed
+    assert not {*names} & server.answer(path, body)["usage"]["output_tokens_details"].keys()
 
 
 def test_the_client_of_openai_reads_it(server: Hosted, plain: str) -> None:

@@ -24,7 +24,7 @@ from paceline.options import read_options
 from paceline.serving.answering import Ended, Event, Progress, Round
 from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.model_host import ServedModel
-from paceline.serving.server import _FORMATTERS
+from paceline.serving.response_formats import FORMATTERS
 from tests.serving.hosted import scripted
 from tests.tiers import by_tier
 
@@ -77,6 +77,7 @@ def a_choice(number: int) -> Any:
         has_new_line=True,
         truncated=False,
         stop_type="eos",
+        is_cut_off=False,
         stopping_word="",
     )
 
@@ -122,7 +123,7 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
     @given(st.data())
     def check(data: st.DataObject) -> None:
         num_choices = 1 if api == "messages" else data.draw(st.integers(1, 2))
-        flag = data.draw(st.sampled_from([*FLAGS, "", "", "", "", "", ""]))
+        flag = data.draw(st.sampled_from([*FLAGS, *[""] * 12]))
         flags: dict[str, Any] = {flag: True} if flag else {}
         num_logprobs = data.draw(st.sampled_from([None, None, None, 2]))
         request = GenerationRequest(
@@ -137,8 +138,8 @@ def test_a_chunk_in_its_frame_is_its_json(served: ServedModel, api: Api) -> None
             rounds_of(choices, logprobs=num_logprobs is not None, rounds=data.draw(st.integers(0, 7)) == 7)
         )
         # Made of the same answer; a formatter remembers what it has said.
-        quick: Any = _FORMATTERS[api](answer)
-        slow: Any = _FORMATTERS[api](answer)
+        quick: Any = FORMATTERS[api](answer)
+        slow: Any = FORMATTERS[api](answer)
         framed = quick._framed
 
         def noted(choice: Any, event: TokenEvent) -> bytes | None:

@@ -23,6 +23,7 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.options import read_options
+from paceline.server_options import ServerOptions
 from paceline.serving.answering import Ended, Event, Progress
 from paceline.serving.conversations import Conversation
 from paceline.serving.generation_request import GenerationRequest
@@ -278,10 +279,35 @@ def test_log_probabilities_are_sent_where_they_are_included(server: Hosted) -> N
         assert [len(each.top_logprobs) for each in listed] == [2] * len(listed)
         plain = client.responses.create(**asked, extra_body=SAMPLED)
         assert plain.output_text == answer.output_text
+        assert plain.to_dict()["warnings"] == [
+            "top_logprobs changed nothing: include does not name message.output_text.logprobs"
+        ]
+        alone = client.responses.create(**{**asked, "top_logprobs": None}, include=include, extra_body=SAMPLED)
+        assert alone.to_dict()["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
+        assert "warnings" not in alone.to_dict()
     found = reassembled(events(server, {**asked, "include": include, **SAMPLED}))
     assert [each["logprob"] for each in found["output"][0]["content"][0]["logprobs"]] == [
         each.logprob for each in listed
     ]
+
+
+def test_errors_name_the_field_of_the_length_that_this_api_has(server: Hosted) -> None:
+    asked = {"input": "abc", "max_output_tokens": 900, "ignore_eos": True, "include": ["message.output_text.logprobs"]}
+    with hosted(scripted, ServerOptions(max_answer_logprobs=1000)) as running:
+        told = running.refusal(PATH, {**asked, "top_logprobs": 9})["message"]
+        assert "set a smaller max_output_tokens" in told
+    told = server.refusal(PATH, {"input": "abc", "min_tokens": 9, "max_output_tokens": 5})["message"]
+    assert told == "at least 9 tokens of at most 5: lower min_tokens, or raise max_output_tokens"
+    told = server.refusal(CHAT, {"messages": [{"role": "user", "content": "a"}], "min_tokens": 9, "n_predict": 5})
+    assert told["message"].endswith("or raise n_predict")
+
+
+def test_log_probabilities_of_the_prompt_stand_beside_the_answer(server: Hosted) -> None:
+    message = {"role": "user", "content": "abc"}
+    chat = server.answer(CHAT, {"messages": [message], "max_tokens": 3, "prompt_logprobs": 2})
+    answer = server.answer(PATH, {"input": [message], "max_output_tokens": 3, "prompt_logprobs": 2})
+    assert answer["prompt_logprobs"] == chat["prompt_logprobs"]
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["input_tokens"]
 
 
 # Reasoning
@@ -437,12 +463,15 @@ def test_items_come_to_the_messages_of_a_chat() -> None:
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"background": True}, "background"),
         ({"max_output_tokens": -2}, "max_output_tokens"),
+        ({"min_tokens": 9, "max_output_tokens": 5}, "min_tokens"),
+        ({"top_logprobs": 5000, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"truncation": "some"}, "truncation"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "hiccup"}}}}, "text.format"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format"),
         ({"text": {"format": "json"}}, "text.format"),
+        ({"text": {"format": {"type": "json_object"}}, "response_format": {"type": "json_object"}}, "text.format"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"name": "f"}]}, "tools"),
         ({"tools": [{"type": "namespace", "name": "a"}]}, "tools"),
@@ -509,7 +538,7 @@ def answers(draw: st.DrawFn, *, logprobs: bool) -> list[TokenEvent]:
 
 
 def a_formatter(
-    assembler: AnswerAssembler, request: GenerationRequest, served: Any, stop_type: str = "eos"
+    assembler: AnswerAssembler, request: GenerationRequest, served: Any, *, is_cut_off: bool = False
 ) -> tuple[Any, Any]:
     stats = RequestStats(cached_tokens=2, prompt_tokens=5, predicted_tokens=3)
     stream = SimpleNamespace(
@@ -519,7 +548,7 @@ def a_formatter(
         speculation=SpeculationParams(),
     )
     choice: Any = SimpleNamespace(
-        number=0, stream=stream, stats=stats, num_prompt=7, cached=2, stop_type=stop_type, assembler=assembler
+        number=0, stream=stream, stats=stats, num_prompt=7, cached=2, is_cut_off=is_cut_off, assembler=assembler
     )
     answer: Any = SimpleNamespace(id="resp_a", created=1, choices=[choice], request=request, served=served)
     return ResponsesFormatter(answer), choice
@@ -560,7 +589,7 @@ def test_the_events_of_any_answer_come_to_it() -> None:
         quick._framed = noted
         written = quick.as_events(quick.opening())
         assert written == slow.as_events(slow.opening())
-        choice.stop_type = data.draw(st.sampled_from(["eos", "limit"]))
+        choice.is_cut_off = data.draw(st.booleans())
         start = 0
         while start <= len(said):
             # A round has several tokens, and the assembler has all of them before one is written.
@@ -579,13 +608,13 @@ def test_the_events_of_any_answer_come_to_it() -> None:
             start = end
         response = reassembled(read_events(written))
         whole = {
-            **a_formatter(assembler, request, made, choice.stop_type)[0].whole(),
+            **a_formatter(assembler, request, made, is_cut_off=choice.is_cut_off)[0].whole(),
             "completed_at": response.get("completed_at"),
         }
         expected = httpx.Response(200, content=as_events([whole]).removeprefix(b"data: ")).json()
         assert {**response, "completed_at": response.get("completed_at")} == expected
         Response.model_validate(response)
-        assert response["status"] == ("completed" if choice.stop_type == "eos" else "incomplete")
+        assert response["status"] == ("incomplete" if choice.is_cut_off else "completed")
         assert {item["status"] for item in response["output"][:-1]} <= {"completed"}
         assert whole_text(output_text(response)) == whole_text(assembler.message["content"] or "")
         seen["items"] += len(response["output"])

@@ -173,6 +173,11 @@ class Choice:
         return _STOP_TYPES.get(self.finish_reason, "limit") if self.finish_reason else "none"
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended for another reason than that it was said."""
+        return self.stop_type not in ("eos", "word")
+
+    @property
     def stopping_word(self) -> str:
         """The stop text that ended it; empty if none did."""
         request = self.stream.request

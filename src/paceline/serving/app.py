@@ -14,7 +14,7 @@ answers").
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias, get_type_hints
@@ -44,7 +44,6 @@ from paceline.serving.errors import (
     WrongMethodError,
     error_response,
     error_type,
-    renaming_fields,
     speaks_anthropic,
 )
 from paceline.serving.event_stream import cancel_on_disconnect
@@ -93,7 +92,7 @@ from paceline.serving.schema import (
 from paceline.serving.security import SecuritySettings, get_namespace
 from paceline.serving.server import Server
 from paceline.serving.sleeping import SleepWhenIdle
-from paceline.serving.slot_files import erase_slot, restore_slot, save_slot, slot_path
+from paceline.serving.slots import erase_slot, restore_slot, save_slot, slot_path
 from paceline.serving.work import Kind, Share, choose_reading_kind
 
 _GET: Final = ("GET", "HEAD")
@@ -300,33 +299,31 @@ class Handlers:
         return response
 
     async def native(self, request: Request, body: _Completion) -> Response:
-        return await self._complete(request, body, "native")
+        return await self._answer(request, self._prepare_completions(request, body, "native"))
 
     async def infill(self, request: Request, body: _Infill) -> Response:
-        generation, prompts = await cancel_on_disconnect(request, self._prepare_infill(request, body))
-        return await self._server.answer(request, generation, prompts)
+        return await self._answer(request, self._prepare_infill(request, body))
 
     async def completions(self, request: Request, body: _Completion) -> Response:
-        return await self._complete(request, body, "completions")
+        return await self._answer(request, self._prepare_completions(request, body, "completions"))
 
     async def chat(self, request: Request, body: _Chat) -> Response:
         return await self._converse(request, body, "chat")
 
     async def input_tokens(self, request: Request, body: _Chat) -> dict[str, Any]:
-        return await self._count_tokens(request, body, "chat")
+        return {"object": "response.input_tokens", **await self._count_tokens(request, body, "chat")}
 
     async def responses(self, request: Request, body: _Responses) -> Response:
         return await self._converse(request, body, "responses")
 
     async def response_tokens(self, request: Request, body: _Responses) -> dict[str, Any]:
-        return await self._count_tokens(request, body, "responses")
+        return {"object": "response.input_tokens", **await self._count_tokens(request, body, "responses")}
 
     async def messages(self, request: Request, body: _Messages) -> Response:
         return await self._converse(request, body, "messages")
 
-    async def count_tokens(self, request: Request, body: _Messages) -> dict[str, int]:
-        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, "messages", counts=True))
-        return {"input_tokens": len(prompt.token_ids)}
+    async def count_tokens(self, request: Request, body: _Messages) -> dict[str, Any]:
+        return await self._count_tokens(request, body, "messages")
 
     async def control(self, request: Request, body: _Control) -> dict[str, Any]:
         warned = self._collect_warnings(body)
@@ -493,13 +490,17 @@ class Handlers:
     def _share(self, request: Request) -> Share:
         return self._server.work.share_for(request.scope)
 
-    async def _complete(self, request: Request, body: CompletionBody, api: Api) -> Response:
-        generation, prompts = await cancel_on_disconnect(request, self._prepare_completions(request, body, api))
+    async def _answer(
+        self, request: Request, prepared: Coroutine[Any, Any, tuple[GenerationRequest, list[PreparedPrompt]]]
+    ) -> Response:
+        generation, prompts = await cancel_on_disconnect(request, prepared)
         return await self._server.answer(request, generation, prompts)
 
     async def _count_tokens(self, request: Request, body: ConversationBody, api: Api) -> dict[str, Any]:
-        _, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, api, counts=True))
-        return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+        counted = self._prepare_chat(request, body, api, counts=True)
+        generation, prompt = await cancel_on_disconnect(request, counted)
+        warnings = [*generation.warnings, *prompt.warnings]
+        return {"input_tokens": len(prompt.token_ids), **({"warnings": warnings} if warnings else {})}
 
     async def _converse(self, request: Request, body: ConversationBody, api: Api) -> Response:
         generation, prompt = await cancel_on_disconnect(request, self._prepare_chat(request, body, api))
@@ -575,20 +576,19 @@ class Handlers:
         self, request: Request, body: ConversationBody, api: Api, *, counts: bool = False
     ) -> tuple[GenerationRequest, PreparedPrompt]:
         conversation = await self._read_conversation(request, body)
-        with renaming_fields(conversation.names):
-            generation = await self._read(request, body, api, conversation)
-            # The template tells of the tools even where none may be called, as a history of calls is read with them.
-            told = conversation.tools if generation.tools is None else generation.tools.tools
-            return generation, await prepare_chat(
-                self._server.host.served,
-                self._share(request),
-                await _reading_kind(request, conversation.messages, told),
-                body,
-                conversation,
-                max_tokens=0 if counts else generation.options.rules.max_tokens,
-                tools=told,
-                offered=generation.tools,
-            )
+        generation = await self._read(request, body, api, conversation)
+        # The template tells of the tools even where none may be called, as a history of calls is read with them.
+        told = conversation.tools if generation.tools is None else generation.tools.tools
+        return generation, await prepare_chat(
+            self._server.host.served,
+            self._share(request),
+            await _reading_kind(request, conversation.messages, told),
+            body,
+            conversation,
+            max_tokens=0 if counts else generation.options.rules.max_tokens,
+            tools=told,
+            offered=generation.tools,
+        )
 
     async def _read_conversation(self, request: Request, body: ConversationBody) -> Conversation:
         if isinstance(body, ChatBody):

@@ -25,8 +25,8 @@ from paceline.constraints import JsonObject, JsonSchema
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 from paceline.core.vocabulary import Vocabulary
+from paceline.serving.constraint_fields import Named
 from paceline.serving.errors import FieldError, in_names_of
-from paceline.serving.fields import Named
 from paceline.serving.schema import ChatSettings, as_whole
 
 _MAX_VARIABLES: Final = 1000

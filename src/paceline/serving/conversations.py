@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from paceline.chat.truncation import LEADING_ROLES, count_leading
 from paceline.core.numbers import shown
@@ -19,8 +20,8 @@ class Conversation:
         messages: in the form of chats.
         tools: in the form of chats; ``None`` where the field was left out.
         given: further fields in the form of chats, in the place of what the body has under these names.
+        forms: what the answer is to be, in the form of ``response_format``, by the field that says it.
         called: the field that has the messages, for errors.
-        names: of fields of the request by those of a chat, for errors.
         merges: whether messages may be put together where the model's template takes no others.
         warnings: what the client ought to know of what became of its fields.
         own: what else the formatter of that API has to know of the request.
@@ -29,8 +30,8 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     called: str = "messages"
-    names: Mapping[str, str] = field(default_factory=dict)
     merges: bool = False
     warnings: tuple[str, ...] = ()
     own: Any = None
@@ -143,3 +144,22 @@ def read_texts(content: Any, place: str, kinds: Sequence[str] = ("text",)) -> li
             raise FieldError(f"{at}.text", f"{at}.text is {shown(part.get('text'))}: give a text")
         found.append(part["text"])
     return found
+
+
+_REASONING: Final = "reasoning_text:"
+"""What reasoning begins with that answers carry for the next request."""
+
+
+def encrypt_reasoning(text: str) -> str:
+    """Return reasoning for clients that send back nothing else of it. It is no secret."""
+    return _REASONING + base64.b64encode(text.encode("utf-8", "replace")).decode()
+
+
+def decrypt_reasoning(encrypted: Any) -> str | None:
+    """Return the reasoning that an answer of this server carried; ``None`` of another's."""
+    if not isinstance(encrypted, str) or not encrypted.startswith(_REASONING):
+        return None
+    try:
+        return base64.b64decode(encrypted.removeprefix(_REASONING), validate=True).decode()
+    except ValueError:
+        return None

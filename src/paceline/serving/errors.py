@@ -60,31 +60,19 @@ def in_names_of(names: Mapping[str, str]) -> Iterator[None]:
     Args:
         names: of the fields, by option.
     """
+
+    def rename(name: str, value: str) -> str:
+        # What has no other name here is named where the error is answered.
+        return _spell(names[name], value) if name in names else f"`{name}={value}`" if value else f"`{name}`"
+
     try:
         yield
     except InputError as error:
-        if not isinstance(error, FieldError) and error.field is not None:
-            error.field = names.get(error.field, error.field)
+        if not isinstance(error, FieldError):
+            if error.field is not None:
+                error.field = names.get(error.field, error.field)
+            error.args = (rename_options(str(error), rename),)
         raise
-
-
-@contextlib.contextmanager
-def renaming_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Have errors name the fields of a request in place of those that they were read into.
-
-    Args:
-        names: of the former by the latter.
-    """
-    try:
-        yield
-    except FieldError as error:
-        field = str(error.field)
-        if field not in names:
-            raise
-        said = str(error)
-        raise FieldError(
-            names[field], f"{names[field]}{said.removeprefix(field)}" if said.startswith(field) else said
-        ) from None
 
 
 _OTHER_NAMES: Final[Mapping[str, str | None]] = {
@@ -116,14 +104,17 @@ def in_fields(message: str, field: str | None = None) -> str:
     def rename(name: str, value: str) -> str | None:
         names = _fields_by_option().get(name, ())
         if names:
-            spelled = names[0] if field not in names else str(field)
-            return spelled if value in ("", "False", "True") else f"{spelled} {value.strip(_QUOTES)}"
+            return _spell(names[0] if field not in names else str(field), value)
         own = _flagged().get(name)
         if own is not None:
             return spell_flag(own, value)
         return f"{name} {value.lower()}" if value else None
 
     return rename_options(message, rename)
+
+
+def _spell(field: str, value: str) -> str:
+    return field if value in ("", "False", "True") else f"{field} {value.strip(_QUOTES)}"
 
 
 @functools.cache

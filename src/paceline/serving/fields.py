@@ -16,18 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from paceline.constraints import Source
 from paceline.core.numbers import shown
 from paceline.serving.errors import FieldError
-
-
-class Named(NamedTuple):
-    """What an answer is to keep to, and the field that says it."""
-
-    field: str
-    source: Source
 
 
 @dataclass(frozen=True, slots=True)

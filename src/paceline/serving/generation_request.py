@@ -1,21 +1,14 @@
-"""What a request asks for: its fields, read into the options of a call and into how its answer is sent.
-
-What the answer is to keep to comes in the fields of OpenAI's API, llama-server's and vLLM's, and ``logit_bias`` as an
-object or as a list of pairs.
-"""
+"""What a request asks for: its fields, read into the options of a call and into how its answer is sent."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from paceline.api import Model
-from paceline.constraints import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source
-from paceline.core.errors import ConstraintError
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
 from paceline.core.params import MAX_TOKENS, SpeculationParams, read_samplers
@@ -23,9 +16,10 @@ from paceline.drafters.lookup import PREDICTION
 from paceline.options import REQUEST_PARTS, GenerateOptions, RequestOptions
 from paceline.server_options import ServerOptions
 from paceline.serving.chat_request import OfferedTools, read_tools, unread_settings
+from paceline.serving.constraint_fields import Named, read_constraint
 from paceline.serving.conversations import Conversation
 from paceline.serving.errors import FieldError, in_names_of
-from paceline.serving.fields import Named, check_known, unknown_within
+from paceline.serving.fields import check_known, unknown_within
 from paceline.serving.schema import (
     MAX_TEXTS,
     ChatBody,
@@ -40,14 +34,6 @@ Api: TypeAlias = Literal["native", "completions", "chat", "responses", "messages
 """Whose fields a request has: llama-server's ``/completion``, OpenAI's completions, chat completions or responses, or
 Anthropic's messages."""
 
-_CHATS: Final[frozenset[Api]] = frozenset({"chat", "responses", "messages"})
-"""Those whose answer is a message of a conversation."""
-
-_ONE_ANSWER: Final[frozenset[Api]] = frozenset({"responses", "messages"})
-"""Those whose answers have no list of choices."""
-
-_LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
-
 DEFAULT_TOP_LOGPROBS: Final = 20
 """Likely tokens listed beside each in a chat that asks for log-probabilities without saying how many, as llama-server
 does."""
@@ -60,8 +46,8 @@ _MAX_NAMED: Final = 16
 _LENGTHS: Final = ("n_predict", "max_completion_tokens", "max_output_tokens", "max_tokens")
 """Names of the most tokens to generate; the first that is given counts, as in llama-server."""
 
-_DEFAULT_LENGTHS: Final[Mapping[Api, int]] = {"messages": 4096}
-"""Most tokens where neither request nor server says it, as in llama-server; elsewhere there is no limit."""
+_STOPS: Final = ("stop", "stop_sequences")
+"""Names of the texts that end an answer."""
 
 _DOTTED: Final[Mapping[str, str]] = {
     "speculative.n_max": "draft_max",
@@ -77,7 +63,7 @@ _ROUTES_OF: Final[Mapping[str, tuple[Api, ...]]] = {
     "add_special_tokens": ("native", "completions"),
     "return_tokens": ("native",),
     "return_token_ids": ("completions", "chat"),
-    "return_tokens_as_token_ids": ("completions", "chat"),
+    "return_tokens_as_token_ids": ("native", "completions", "chat", "responses"),
     "response_fields": ("native",),
     "stream_options": ("completions", "chat", "responses"),
 }
@@ -199,22 +185,21 @@ def read_generation_request(
         options["prediction"] = _read_prediction(given["prediction"])
     bias_ids, bias_texts = read_biases(given.get("logit_bias"))
     reads_only, length = _read_length(given)
-    usual_length = "max_output_tokens" if api == "responses" else "max_tokens"
-    names["max_tokens"] = next((name for name in _LENGTHS if name in given), usual_length)
+    names["max_tokens"] = next((name for name in _LENGTHS if name in given), body.length_field)
     if length is not None:
         options["max_tokens"] = length
     elif options.get("max_tokens") is None:
-        options["max_tokens"] = _DEFAULT_LENGTHS.get(api, MAX_TOKENS)
-    if "stop" in given:
-        options["stop"] = _read_stops(given["stop"], settings.max_stop)
+        options["max_tokens"] = body.default_length
+    if stops := [name for name in _STOPS if name in given]:
+        names["stop"] = stops[-1]
+        options["stop"] = _read_stops([given[name] for name in stops], names["stop"], settings.max_stop)
     if "samplers" in given:
         options["order"] = _read_order(given["samplers"])
-    num_choices = _read_num_choices(given, api, settings.max_choices)
-    num_logprobs = _read_num_logprobs(given, api)
+    num_choices = _read_num_choices(given, settings.max_choices, has_choices=body.has_choices)
+    num_logprobs = _read_num_logprobs(given, api, is_chat=conversation is not None)
     if num_logprobs is not None:
         options["logprobs"] = num_logprobs
-        named_by = ("top_logprobs", "logprobs", "n_probs", "include")
-        names["logprobs"] = next(name for name in named_by if name in given)
+        names["logprobs"] = next(name for name in ("top_logprobs", "logprobs", "n_probs") if name in given)
         options["post_sampling_probs"] = bool(given.get("post_sampling_probs"))
     if given.get("skip_special_tokens") is False:
         options["preserved_ids"] = sorted(model.target.vocabulary.control_ids)
@@ -234,7 +219,8 @@ def read_generation_request(
     if stream_options is not None:
         extra |= {f"stream_options.{name}": value for name, value in (stream_options.model_extra or {}).items()}
     unknown = check_known(extra, strict=settings.strict_fields)
-    tools, named = read_tools(given) if api in _CHATS else None, read_constraint(given)
+    tools = None if conversation is None else read_tools(given)
+    named = read_constraint(given, {} if conversation is None else conversation.forms)
     ping_s = given.get("sse_ping_interval", 30)
     with in_names_of(names):
         request = model.read_options(options)
@@ -268,7 +254,7 @@ def read_generation_request(
         slot=slot if type(slot := extra.get("id_slot")) is int else None,
         warnings=(
             *warn_of_unknown_fields(unknown),
-            *_warn_of_ineffective_fields({**extra, **given}, api),
+            *_warn_of_ineffective_fields(given, extra, api),
             *(() if conversation is None else conversation.warnings),
             *_warn_of_unused_prediction(request.speculation, model),
         ),
@@ -286,7 +272,7 @@ def warn_of_unknown_fields(unknown: Sequence[str]) -> tuple[str, ...]:
     return (*named, *([f"{more} more unknown fields were ignored"] if more else []))
 
 
-def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]:
+def _warn_of_ineffective_fields(given: Mapping[str, Any], extra: Mapping[str, Any], api: Api) -> list[str]:
     """Return what to say of fields that change nothing on this route, or without a stream."""
     found = [
         f"{name} changes nothing on this route"
@@ -295,15 +281,18 @@ def _warn_of_ineffective_fields(given: Mapping[str, Any], api: Api) -> list[str]
     ]
     if given.get("return_rounds") and not given.get("stream"):
         found.append("return_rounds changes nothing without stream")
-    if given.get("n_cache_reuse") not in (None, 0):
+    if extra.get("n_cache_reuse") not in (None, 0):
         # Above the first layer keys and values depend on all of the text before them.
         found.append(
             "n_cache_reuse changes nothing: what stands behind a change was read after another text, and reusing it "
             "would change the answer"
         )
     stream_options = given.get("stream_options")
-    if stream_options and stream_options.continuous_usage_stats and not stream_options.include_usage:
-        found.append("stream_options.continuous_usage_stats changes nothing without stream_options.include_usage")
+    if stream_options and stream_options.continuous_usage_stats:
+        if api == "responses":
+            found.append("stream_options.continuous_usage_stats changes nothing on this route")
+        elif not stream_options.include_usage:
+            found.append("stream_options.continuous_usage_stats changes nothing without stream_options.include_usage")
     return found
 
 
@@ -410,11 +399,11 @@ def _read_length(given: Mapping[str, Any]) -> tuple[bool, int | None]:
     return False, None
 
 
-def _read_stops(given: str | Sequence[str], most: int) -> tuple[str, ...]:
-    stops = tuple(text for text in ([given] if isinstance(given, str) else given) if text)
+def _read_stops(given: Sequence[str | Sequence[str]], name: str, most: int) -> tuple[str, ...]:
+    stops = tuple(text for texts in given for text in ([texts] if isinstance(texts, str) else texts) if text)
     if len(stops) > most:
         raise FieldError(
-            "stop", f"{len(stops)} stop texts: send at most {most}, or start the server with a larger `max_stop`"
+            name, f"{len(stops)} stop texts: send at most {most}, or start the server with a larger `max_stop`"
         )
     return stops
 
@@ -426,10 +415,10 @@ def _read_order(given: str | Sequence[str]) -> tuple[str, ...]:
         return read_samplers(given)
 
 
-def _read_num_choices(given: Mapping[str, Any], api: Api, most: int) -> int:
+def _read_num_choices(given: Mapping[str, Any], most: int, *, has_choices: bool) -> int:
     name = "n_cmpl" if "n_cmpl" in given else "n"
     count = given.get(name, 1)
-    if count != 1 and api in _ONE_ANSWER:
+    if count != 1 and not has_choices:
         raise FieldError(name, f"{name} is {count}: this API has one answer; use /v1/chat/completions for more")
     if not 1 <= count <= most:
         raise FieldError(
@@ -438,13 +427,10 @@ def _read_num_choices(given: Mapping[str, Any], api: Api, most: int) -> int:
     return int(count)
 
 
-def _read_num_logprobs(given: Mapping[str, Any], api: Api) -> int | None:
+def _read_num_logprobs(given: Mapping[str, Any], api: Api, *, is_chat: bool) -> int | None:
     """Return how many likely tokens to list beside each; ``None`` for no log-probabilities."""
     logprobs = given.get("logprobs")
-    if api == "responses":
-        if _LOGPROBS_INCLUDED in given.get("include", ()):
-            return int(given.get("top_logprobs", 0))
-    elif api in _CHATS:
+    if is_chat:
         if given.get("top_logprobs") and not logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
         if logprobs:
@@ -513,126 +499,3 @@ def _malformed_biases(found: Any) -> FieldError:
         "logit_bias",
         f"logit_bias has {shown(found)}: give an object of biases by token id or text, or a list of such pairs",
     )
-
-
-def read_constraint(given: Mapping[str, Any]) -> Named | None:
-    """Return what the answer to a request is to keep to, if to anything.
-
-    Args:
-        given: fields of the request that are not ``None``.
-
-    Raises:
-        FieldError: a field cannot be used, or several say it.
-    """
-    found = list(_find_constraints(given))
-    if len(found) > 1:
-        first, second = found[0].field, found[1].field
-        raise FieldError(second, f"{first} and {second} both say what the answer is to keep to: leave one of them out")
-    return found[0] if found else None
-
-
-def _find_constraints(given: Mapping[str, Any]) -> Iterator[Named]:
-    for name, described in (("response_format", given.get("response_format")), ("text.format", _text_format(given))):
-        source = _response_format(described, name) if described is not None else None
-        if source is not None:
-            yield Named(name, source)
-    for name, make in _FIELDS.items():
-        if name in given and given[name] != "":
-            yield Named(name, _make_source(name, make, given[name]))
-    outputs = given.get("structured_outputs", {})
-    for key, make in _OUTPUTS.items():
-        if outputs.get(key) not in (None, False, ""):
-            field = f"structured_outputs.{key}"
-            yield Named(field, _make_source(field, make, outputs[key]))
-
-
-def _text_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what the Responses API says of an answer's form, as the field of chats has it."""
-    described = given.get("text", {}).get("format")
-    if described is None:
-        return None
-    if not isinstance(described, dict):
-        raise FieldError("text.format", f"text.format is {shown(described)}: give an object with a type")
-    return {"type": described.get("type"), "json_schema": described} if "schema" in described else described
-
-
-def _response_format(given: Mapping[str, Any], field: str) -> Source | None:
-    has_schema = any(given.get(name) is not None for name in ("schema", "json_schema"))
-    kind = given.get("type", "text")
-    # A schema that is not read is not what the client thinks.
-    if has_schema and (kind in ("text", None) or (kind == "json_object" and given.get("schema") is None)):
-        has = f"type {shown(kind)}" if "type" in given else "no type"
-        raise FieldError(field, f'{field} has {has} and a schema: give it the type "json_schema"')
-    if kind in ("text", None):
-        return None
-    schema, strict = given.get("schema"), True
-    if kind == "json_schema":
-        described = given.get("json_schema")
-        if isinstance(described, dict):
-            schema = described.get("schema", schema)
-            # OpenAI's API promises nothing of a schema that is not strict. Only who says so is taken at that word.
-            strict = described.get("strict") is not False
-        if schema is None:
-            raise FieldError(
-                field,
-                f'{field} of type "json_schema" has no schema: put it in {_PLACES_OF_SCHEMAS[field]}',
-            )
-    elif kind != "json_object":
-        raise FieldError(field, f'{field} has type {shown(kind)}: give "text", "json_object" or "json_schema"')
-    return JsonObject() if schema is None else _make_source(field, partial(JsonSchema, strict=strict), schema)
-
-
-_PLACES_OF_SCHEMAS: Final = {
-    "response_format": "response_format.json_schema.schema",
-    "text.format": "text.format.schema",
-}
-
-
-def _make_source(field: str, make: Callable[[Any], Source], value: Any) -> Source:
-    try:
-        return make(value)
-    except ConstraintError as error:
-        raise FieldError(field, str(error)) from None
-
-
-def _read_schema(value: Any) -> Source:
-    if not isinstance(value, dict | bool | str):
-        raise ConstraintError(f"the JSON schema is {shown(value)}: give an object")
-    return JsonSchema(value)
-
-
-def _text_reader(make: Callable[[str], Source]) -> Callable[[Any], Source]:
-    def made(value: Any) -> Source:
-        if not isinstance(value, str):
-            raise ConstraintError(f"{shown(value)} is no text: give one")
-        return make(value)
-
-    return made
-
-
-def _read_choice(value: Any) -> Source:
-    if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
-        raise ConstraintError(f"{shown(value)} is no list of texts: give one text or more")
-    return Choice(value)
-
-
-def _read_grammar(value: Any) -> Source:
-    """Read a grammar in either notation, as vLLM does: Lark's rules have a colon, and GBNF's ``::=``."""
-    return _text_reader(Gbnf if isinstance(value, str) and "::=" in value else Lark)(value)
-
-
-_FIELDS: Final[Mapping[str, Callable[[Any], Source]]] = {
-    "json_schema": _read_schema,
-    "grammar": _text_reader(Gbnf),
-    "guided_json": _read_schema,
-    "guided_regex": _text_reader(Regex),
-    "guided_choice": _read_choice,
-    "guided_grammar": _read_grammar,
-}
-_OUTPUTS: Final[Mapping[str, Callable[[Any], Source]]] = {
-    "json": _read_schema,
-    "json_object": lambda value: JsonObject(),
-    "regex": _text_reader(Regex),
-    "choice": _read_choice,
-    "grammar": _read_grammar,
-}

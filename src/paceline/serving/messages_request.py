@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from paceline.core.numbers import shown
-from paceline.serving.conversations import Conversation, MessageWriter, read_texts
+from paceline.serving.conversations import Conversation, MessageWriter, decrypt_reasoning, read_texts
 from paceline.serving.errors import FieldError
 from paceline.serving.schema import MessagesBody
 
@@ -25,6 +25,8 @@ _DATED: Final = re.compile(r".+_\d{8}|mcp_toolset")
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 """Types of a choice of tools, and what chats call them."""
+
+_DISPLAYS: Final = (None, "summarized", "omitted")
 
 _HARMLESS_EDIT: Final = "clear_thinking_"
 """Of a conversation's earlier turns, chat templates leave out by themselves what was thought."""
@@ -42,23 +44,14 @@ def read_messages(body: MessagesBody) -> Conversation:
     Raises:
         FieldError: a field cannot be used.
     """
-    for name in ("n", "n_cmpl"):
-        if getattr(body, name) not in (None, 1):
-            raise FieldError(name, f"{name} is {getattr(body, name)}: a message is one answer; leave it out")
     for name in ("n_probs", "prompt_logprobs"):
         if getattr(body, name):
             raise FieldError(
                 name, f"{name}: messages have no place for them; ask /v1/chat/completions, or leave it out"
             )
     tools, left_out = _read_tools(body.tools)
-    given: dict[str, Any] = {"tools": tools, **_read_choice(body.tool_choice, left_out)}
-    names: dict[str, str] = {}
-    if body.stop_sequences is not None:
-        given["stop"], names["stop"] = body.stop_sequences, "stop_sequences"
+    given: dict[str, Any] = {"tools": tools, **_read_choice(body.tool_choice, tools, left_out)}
     forms = {"output_format": body.output_format, "output_config.format": (body.output_config or {}).get("format")}
-    for name, form in forms.items():
-        if form is not None:
-            given["response_format"], names["response_format"] = _read_format(name, form), name
     reader = _MessageReader()
     reader.read_system(body.system)
     for number, message in enumerate(body.messages):
@@ -70,7 +63,7 @@ def read_messages(body: MessagesBody) -> Conversation:
         reader.written.messages,
         tools,
         given={name: value for name, value in given.items() if value is not None},
-        names=names,
+        forms={name: _read_format(name, form) for name, form in forms.items() if form is not None},
         merges=True,
         warnings=(
             *(
@@ -80,6 +73,7 @@ def read_messages(body: MessagesBody) -> Conversation:
             *_warn_of_edits(body.context_management),
             *reader.warnings,
         ),
+        own=_read_display(body.thinking) == "omitted",
     )
 
 
@@ -128,8 +122,11 @@ class _MessageReader:
         for block, at in _iter_blocks(content, f"{place}.content"):
             kind = block.get("type")
             if kind == "thinking":
-                if text := _text_in(block, "thinking", at):
+                signature = block.get("signature")
+                if text := _text_in(block, "thinking", at) or decrypt_reasoning(signature):
                     self.written.add_reasoning(text)
+                elif signature:
+                    self._leave_out("thinking without a text")
             elif kind == "tool_use":
                 given = block.get("input", {})
                 if not isinstance(given, dict):
@@ -137,11 +134,12 @@ class _MessageReader:
                 name = _text_in(block, "name", at)
                 self.written.add_call(_text_in(block, "id", at), name, json.dumps(given, ensure_ascii=False))
             elif kind == "redacted_thinking" or kind in _SERVED or str(kind).endswith("_tool_result"):
-                self.warnings[f"messages: blocks of type {kind} were left out: only Anthropic's API can read them"] = (
-                    None
-                )
+                self._leave_out(kind)
             else:
                 self.written.add_said("assistant", _read_block(block, at))
+
+    def _leave_out(self, kind: Any) -> None:
+        self.warnings[f"messages: blocks of type {kind} were left out: only Anthropic's API can read them"] = None
 
 
 def _iter_blocks(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -221,7 +219,7 @@ def _read_tools(given: Iterable[Mapping[str, Any]] | None) -> tuple[list[dict[st
     return found, left_out
 
 
-def _read_choice(choice: Any, left_out: Mapping[str, str]) -> dict[str, Any]:
+def _read_choice(choice: Any, tools: Sequence[Any] | None, left_out: Mapping[str, str]) -> dict[str, Any]:
     """Return what chats say of a choice of tools."""
     if choice is None:
         return {}
@@ -229,6 +227,8 @@ def _read_choice(choice: Any, left_out: Mapping[str, str]) -> dict[str, Any]:
     parallel = (
         {"parallel_tool_calls": False} if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") else {}
     )
+    if kind == "any" and not tools:
+        raise FieldError("tool_choice", "tool_choice.type is any, and there are no tools: send some in tools")
     if isinstance(kind, str) and kind in _CHOICES:
         return {"tool_choice": _CHOICES[kind], **parallel}
     if kind != "tool":
@@ -242,6 +242,8 @@ def _read_choice(choice: Any, left_out: Mapping[str, str]) -> dict[str, Any]:
             f"tool_choice names {shown(name)}, and only Anthropic's API knows {left_out[name]}: offer a tool with an "
             "input_schema that the client runs",
         )
+    if not tools:
+        raise FieldError("tool_choice", f"tool_choice names {shown(name)}, and there are no tools: send some in tools")
     return {"tool_choice": {"type": "function", "function": {"name": name}}, **parallel}
 
 
@@ -250,6 +252,14 @@ def _read_format(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict) or given.get("type") != "json_schema" or given.get("schema") is None:
         raise FieldError(name, f"{name} is {shown(given)}: give it the type json_schema, and a schema")
     return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
+
+
+def _read_display(thinking: Any) -> str | None:
+    """Return how reasoning is shown; ``None`` where that is not said."""
+    display = thinking.get("display") if isinstance(thinking, dict) else None
+    if display not in _DISPLAYS:
+        raise FieldError("thinking.display", f"thinking.display is {shown(display)}: choose from summarized, omitted")
+    return display
 
 
 def _warn_of_edits(given: Mapping[str, Any] | None) -> Iterator[str]:

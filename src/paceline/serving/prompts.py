@@ -34,9 +34,9 @@ from paceline.serving.chat_request import (
     read_chat_params,
     tools_for_template,
 )
+from paceline.serving.constraint_fields import Named
 from paceline.serving.conversations import Conversation, iter_merged
 from paceline.serving.errors import FieldError, NotOfferedError, in_names_of
-from paceline.serving.fields import Named
 from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.model_host import ServedModel
 from paceline.serving.schema import MAX_TEXTS, ChatSettings, InfillBody

@@ -7,14 +7,13 @@ earlier answers comes back with it. Clients that send no ``content`` of a reason
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from paceline.core.numbers import shown
-from paceline.serving.conversations import Conversation, MessageWriter, read_texts
+from paceline.serving.conversations import Conversation, MessageWriter, decrypt_reasoning, read_texts
 from paceline.serving.errors import FieldError
 from paceline.serving.schema import ResponsesBody
 
@@ -40,9 +39,6 @@ _NOTHING_TO_INCLUDE: Final = (
 
 _MAX_NAMED: Final = 16
 """Things of one kind that warnings name."""
-
-_REASONING: Final = "reasoning_text:"
-"""What the ``encrypted_content`` of this server's reasoning items begins with."""
 
 _INPUT: Final = "input"
 
@@ -115,6 +111,11 @@ def read_response_request(body: ResponsesBody) -> Conversation:
         if name not in (*_INCLUDED, *_NOTHING_TO_INCLUDE)
     ][:_MAX_NAMED]
     given: dict[str, Any] = {"tools": tools}
+    if _INCLUDED[0] in include:
+        given |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    elif body.top_logprobs:
+        given["top_logprobs"] = 0
+        warnings.append(f"top_logprobs changed nothing: include does not name {_INCLUDED[0]}")
     if body.tool_choice is not None:
         known = {(tool.name, tool.namespace): name for name, tool in sent.items()}
         given["tool_choice"] = _in_names_of_model(body.tool_choice, known)
@@ -126,12 +127,24 @@ def read_response_request(body: ResponsesBody) -> Conversation:
         writer.messages,
         tools or None,
         given,
+        forms=_read_format(body.text or {}),
         called="input",
         # Codex has messages of the system anywhere, and several of a user in a row.
         merges=True,
         warnings=tuple(warnings),
         own=facts,
     )
+
+
+def _read_format(text: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what the answer is to be, in the form of chats."""
+    described = text.get("format")
+    if described is None:
+        return {}
+    if not isinstance(described, dict):
+        raise FieldError("text.format", f"text.format is {shown(described)}: give an object with a type")
+    has_schema = "schema" in described
+    return {"text.format": {"type": described.get("type"), "json_schema": described} if has_schema else described}
 
 
 def _check_stateless(body: ResponsesBody) -> None:
@@ -209,25 +222,9 @@ def _read_reasoning(item: Mapping[str, Any], place: str) -> str:
     """Return the reasoning of an item; of one that OpenAI's models wrote its summary, which is all that can be read."""
     if item.get("content"):
         return "\n".join(read_texts(item["content"], f"{place}.content", ("reasoning_text", "text")))
-    encrypted = item.get("encrypted_content")
-    if isinstance(encrypted, str) and (text := decrypt_reasoning(encrypted)) is not None:
+    if (text := decrypt_reasoning(item.get("encrypted_content"))) is not None:
         return text
     return "\n".join(read_texts(item.get("summary") or [], f"{place}.summary", ("summary_text",)))
-
-
-def encrypt_reasoning(text: str) -> str:
-    """Return what a reasoning item has for clients that send back nothing else of it. It is no secret."""
-    return _REASONING + base64.b64encode(text.encode("utf-8", "replace")).decode()
-
-
-def decrypt_reasoning(encrypted: str) -> str | None:
-    """Return the text that is in a reasoning item; ``None`` of another server's."""
-    if not encrypted.startswith(_REASONING):
-        return None
-    try:
-        return base64.b64decode(encrypted.removeprefix(_REASONING), validate=True).decode()
-    except ValueError:
-        return None
 
 
 _TOOLS: Final = ("function", "custom", "namespace")

@@ -10,7 +10,7 @@ import gc
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -33,7 +33,7 @@ from paceline import __version__
 from paceline.core.fields import Field as TableField
 from paceline.core.fields import fields_of
 from paceline.core.numbers import shown
-from paceline.core.params import SpeculationParams
+from paceline.core.params import MAX_TOKENS, SpeculationParams
 from paceline.embedder import MAX_NORM
 from paceline.options import REQUEST_PARTS
 from paceline.serving.errors import FieldError
@@ -174,7 +174,17 @@ def _option_fields() -> dict[str, Any]:
 
 
 class _Generation(_Body):
-    """What all requests for answers have, beside the fields of the table."""
+    """What all requests for answers have, beside the fields of the table.
+
+    Attributes:
+        has_choices: whether an answer has a list of choices, and there may be several.
+        length_field: the field of the most tokens, under the name that the API has for it.
+        default_length: most tokens where neither request nor server says it.
+    """
+
+    has_choices: ClassVar[bool] = True
+    length_field: ClassVar[str] = "max_tokens"
+    default_length: ClassVar[int] = MAX_TOKENS
 
     model: str | None = Field(None, description="Taken for any name: the server has one model.")
     stream: bool | None = Field(None, description="Send the answer while it is written, as server-sent events.")
@@ -293,6 +303,10 @@ class ChatBody(_Generated, _Conversation):  # type: ignore[misc, valid-type]
 class MessagesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
     """A conversation to answer, in the form of Anthropic's Messages API."""
 
+    has_choices: ClassVar[bool] = False
+    # As in llama-server.
+    default_length: ClassVar[int] = 4096
+
     messages: Objects = Field(
         ..., description="What was said so far, as texts or blocks.", examples=[[{"role": "user", "content": "Hello"}]]
     )
@@ -308,6 +322,9 @@ class MessagesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
 
 class ResponsesBody(_Generated, ChatSettings):  # type: ignore[misc, valid-type]
     """A conversation to go on with, as OpenAI's Responses API has it."""
+
+    has_choices: ClassVar[bool] = False
+    length_field: ClassVar[str] = "max_output_tokens"
 
     input: Annotated[Any, WithJsonSchema(_INPUT)] = Field(
         ..., description="What a user says, or the items of a conversation.", examples=["Hello"]

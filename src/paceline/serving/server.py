@@ -1,9 +1,6 @@
 """``Server``, which answers requests once they are read; the sockets are in ``deployment.py``.
 
-It has the model, the places of answers and the counts, and ends what is left of an answer.
-
-The engine knows no places, which llama-server's ``/slots`` shows. A choice gets the lowest free one when it starts, and
-leaves what it did there to be seen: the figures alone, as the answer itself may be long.
+It has the model, the places of answers (``slots.py``) and the counts, and ends what is left of an answer.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -25,18 +21,15 @@ from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer, Choice, Ended, Event, PreparedPrompt, Round
 from paceline.serving.errors import FieldError, RefusedError, in_names_of
 from paceline.serving.event_stream import EventStream, PieceByPiece, cancel_on_disconnect
-from paceline.serving.generation_request import Api, GenerationRequest
+from paceline.serving.generation_request import GenerationRequest
 from paceline.serving.json_output import json_pieces, to_json
 from paceline.serving.metrics import ServerLoad, ServerMetrics
 from paceline.serving.model_host import ModelHost, Served, ServedEmbedder, ServedModel
-from paceline.serving.props import list_models, server_props, short_generation_settings
+from paceline.serving.props import list_models, server_props
+from paceline.serving.response_formats import FORMATTERS
 from paceline.serving.response_formats.base import ResponseFormatter
-from paceline.serving.response_formats.chat import ChatFormatter
-from paceline.serving.response_formats.completions import CompletionFormatter
-from paceline.serving.response_formats.messages import MessagesFormatter
-from paceline.serving.response_formats.native import NativeFormatter
-from paceline.serving.response_formats.responses import ResponsesFormatter
 from paceline.serving.security import get_namespace
+from paceline.serving.slots import SlotBoard
 from paceline.serving.work import MAX_AT_ONCE, Kind, Share, Shares, Work
 
 _WHOLE_ROUNDS: Final = 16
@@ -47,14 +40,6 @@ _PIECE_BYTES: Final = 1 << 16
 
 _ROOM: Final = 4
 """Requests of the most log-probabilities that there is room for at a time."""
-
-_FORMATTERS: Final[dict[Api, type[ResponseFormatter]]] = {
-    "native": NativeFormatter,
-    "completions": CompletionFormatter,
-    "chat": ChatFormatter,
-    "messages": MessagesFormatter,
-    "responses": ResponsesFormatter,
-}
 
 
 class Server:
@@ -169,9 +154,9 @@ class Server:
         client = get_namespace(request.scope)
         listed = self._may_list(generation, prompts, served.context_length)
         if listed:
-            await cancel_on_disconnect(request, self._take_room(client, listed))
+            await cancel_on_disconnect(request, self._take_room(client, listed, generation.names["max_tokens"]))
         namespace = get_namespace(request.scope, generation.cache_salt or None)
-        make_formatter = _FORMATTERS[generation.api]
+        make_formatter = FORMATTERS[generation.api]
         try:
             # The server may have begun to end meanwhile.
             board = self.board
@@ -253,20 +238,19 @@ class Server:
             raise FieldError(
                 generation.names.get("logprobs", "logprobs"),
                 f"{each} log-probabilities a token for {answers} {max(lengths)} tokens come to {listed:,}, and at most "
-                f"{most:,} are taken: ask for fewer, set a smaller "
-                f"{generation.names.get('max_tokens', 'max_tokens')}, or start the server with a larger "
-                "`max_answer_logprobs`",
+                f"{most:,} are taken: ask for fewer, set a smaller {generation.names['max_tokens']}, or start the "
+                "server with a larger `max_answer_logprobs`",
             )
         return listed
 
-    async def _take_room(self, client: str, listed: int) -> None:
+    async def _take_room(self, client: str, listed: int, length_field: str) -> None:
         """Wait for room for so many log-probabilities, unless too many requests of this client do."""
         try:
             await self._room.take_in_turn(client, listed, self.options.max_waiting)
         except QueueFullError as error:
             raise QueueFullError(
                 f"the answers under way may come to {self._room.most:,} log-probabilities, of each key to half of what "
-                f"others leave: {error}; ask again later, or set a smaller max_tokens"
+                f"others leave: {error}; ask again later, or set a smaller {length_field}"
             ) from None
 
     async def _followed(self, answer: Answer) -> None:
@@ -360,147 +344,3 @@ def _check_whole(answer: Answer) -> None:
         choice.finish_reason == "cancelled" and not choice.timed_out for choice in answer.choices
     ):
         raise RefusedError(503, "unavailable_error", "the server is ending, and the answer is not complete: ask again")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotText:
-    """What was last read and said in a place.
-
-    Attributes:
-        client: whose answer it was.
-        namespace: whose texts these are.
-        token_ids: of prompt and answer.
-    """
-
-    client: str
-    namespace: str
-    token_ids: Sequence[int]
-
-
-class SlotBoard:
-    """The places of a server, and all answers under way, those that wait among them."""
-
-    def __init__(self, served: ServedModel) -> None:
-        self._served = served
-        self._latest: list[tuple[int, Answer, Choice] | None] = [None] * served.max_running
-        # Of places whose latest answer is over: whose it was, and what is known of it.
-        self._past: list[tuple[str, dict[str, Any]] | None] = [None] * served.max_running
-        self._texts: list[SlotText | None] = [None] * served.max_running
-        self._answers: dict[str, Answer] = {}
-        self._tasks = 0
-
-    @property
-    def answers(self) -> list[Answer]:
-        """Those under way."""
-        return list(self._answers.values())
-
-    def answer(self, answer_id: str, client: str) -> Answer | None:
-        """Return the answer of a client that is under way and has this id."""
-        answer = self._answers.get(answer_id)
-        return answer if answer is not None and answer.client == client else None
-
-    def add(self, answer: Answer) -> None:
-        self._answers[answer.id] = answer
-
-    def started(self, answer: Answer, choice: Choice) -> None:
-        """Give a choice that has started, and has no place yet, one that is free: the one asked for, if it is."""
-        numbers = [number for number in range(len(self._latest)) if not self._is_busy(number)]
-        asked = answer.request.slot
-        free = asked if asked in numbers else next(iter(numbers), None)
-        if free is not None:
-            self._tasks += 1
-            choice.slot = free
-            self._latest[free] = (self._tasks, answer, choice)
-        elif choice.stream.is_over:
-            # It ended before anybody looked, and those that started after it have all places by now.
-            choice.slot = 0
-
-    def remove(self, answer: Answer) -> None:
-        """Take note of an answer that is over."""
-        self._answers.pop(answer.id, None)
-        for number, latest in enumerate(self._latest):
-            if latest is not None and latest[1] is answer:
-                self._past[number] = (answer.client, self._facts(number))
-                self._latest[number] = None
-                request = latest[2].stream.request
-                token_ids = latest[2].prompt.token_ids if request is None else request.token_ids
-                self._texts[number] = SlotText(answer.client, answer.namespace, token_ids)
-
-    def text(self, number: int, client: str) -> SlotText:
-        """Return the latest text of a place, which is no longer written."""
-        if not 0 <= number < len(self._latest):
-            raise RefusedError(
-                400, "invalid_request_error", f"there is no slot {number}: they are 0 to {len(self._latest) - 1}"
-            )
-        if self._is_busy(number):
-            raise RefusedError(503, "unavailable_error", f"slot {number} is answering: ask again when it is done")
-        text = self._texts[number]
-        # Others are not told that there is one.
-        return text if text is not None and text.client == client else SlotText(client, client, ())
-
-    def set_text(self, number: int, text: SlotText | None) -> None:
-        """Say what a place holds that gave no answer."""
-        self._texts[number] = text
-
-    @property
-    def num_busy(self) -> int:
-        """Places in use."""
-        return sum(self._is_busy(number) for number in range(len(self._latest)))
-
-    def facts(self, client: str) -> list[dict[str, Any]]:
-        """Return what a client may know of each place: of answers to others how much they say, not what they ask."""
-        found = []
-        for number, (latest, past) in enumerate(zip(self._latest, self._past, strict=True)):
-            facts = self._facts(number)
-            owner = latest[1].client if latest is not None else past[0] if past is not None else client
-            if owner != client:
-                del facts["params"]
-            found.append(facts)
-        return found
-
-    def idle_facts(self) -> list[dict[str, Any]]:
-        """Return what there is to know of places of which nobody remembers an answer."""
-        return [self._empty_facts(number) for number in range(len(self._latest))]
-
-    def _empty_facts(self, number: int) -> dict[str, Any]:
-        served = self._served
-        return {
-            "id": number,
-            "n_ctx": served.context_length,
-            "speculative": bool(served.drafters),
-            "is_processing": False,
-        }
-
-    def _is_busy(self, number: int) -> bool:
-        latest = self._latest[number]
-        return latest is not None and not latest[2].stream.is_over
-
-    def _facts(self, number: int) -> dict[str, Any]:
-        served, busy = self._served, self._is_busy(number)
-        facts = {**self._empty_facts(number), "is_processing": busy}
-        latest = self._latest[number]
-        if latest is None:
-            past = self._past[number]
-            return facts if past is None else past[1].copy()
-        task, answer, choice = latest
-        request = choice.stream.request
-        # What is not streamed is looked at by several rounds at once, and the engine is ahead.
-        said = choice.assembler.num_tokens if request is None else request.num_output
-        rules = choice.stream.rules
-        left = -1 if not busy else max(rules.max_tokens - said, 0)
-        return {
-            **facts,
-            "id_task": task,
-            "n_prompt_tokens": choice.num_prompt + said,
-            "n_prompt_tokens_processed": 0 if request is None else request.stats.prompt_tokens,
-            "n_prompt_tokens_cache": choice.cached,
-            "params": short_generation_settings(choice.stream.params, rules, answer.request, served),
-            "next_token": [
-                {
-                    "has_next_token": busy,
-                    "has_new_line": choice.has_new_line,
-                    "n_remain": left,
-                    "n_decoded": said if busy else 0,
-                }
-            ],
-        }

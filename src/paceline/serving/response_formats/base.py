@@ -15,6 +15,7 @@ from paceline.core.logprobs import TokenLogprob
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.core.vocabulary import Vocabulary
+from paceline.drafters.lookup import PREDICTION
 from paceline.serving.answering import Answer, Choice, Event, Progress, Round
 from paceline.serving.errors import status_and_body
 from paceline.serving.json_output import PLACE, Listed, as_events
@@ -189,6 +190,21 @@ class ResponseFormatter(ABC):
 
         most = self.request.num_prompt_logprobs or 0
         return Listed([None, *choice.prompt_logprobs], write, 1 + most)
+
+    def num_output(self, choice: Choice) -> int:
+        """Return how many tokens an answer has so far."""
+        return 0 if self.request.reads_only else choice.assembler.num_tokens
+
+    def output_details(self, name: str) -> dict[str, int]:
+        """Return what kinds of tokens the answers have: of reasoning, called by this name, and of a prediction."""
+        choices = self.answer.choices
+        found = {name: sum(choice.assembler.num_reasoning for choice in choices)}
+        stats = [choice.stats for choice in choices if choice.stats is not None]
+        if self.request.options.speculation.prediction and stats:
+            accepted = sum(each.accepted_by_source[PREDICTION] for each in stats)
+            drafted = sum(each.drafted_by_source[PREDICTION] for each in stats)
+            found |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        return found
 
     def progress(self, choice: Choice, event: Progress) -> dict[str, Any]:
         return {

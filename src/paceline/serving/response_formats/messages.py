@@ -10,6 +10,7 @@ from paceline.chat.assembler import AnswerBlock, AnswerEvent, TokenEvent
 from paceline.chat.reasoning import AnswerPart, PartKind
 from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Round
+from paceline.serving.conversations import encrypt_reasoning
 from paceline.serving.errors import anthropic_body
 from paceline.serving.json_output import as_events
 from paceline.serving.response_formats.base import ResponseFormatter
@@ -32,13 +33,17 @@ class MessagesFormatter(ResponseFormatter):
         super().__init__(answer)
         self._index = -1
         self._open: PartKind | str = ""
+        conversation = self.request.conversation
+        self._omits_thinking = conversation is not None and bool(conversation.own)
+        # Of a stream, which keeps nothing else of it.
+        self._omitted: list[str] = []
 
     def whole(self) -> Any:
         (choice,) = self.answer.choices
         blocks = [] if self.request.reads_only else choice.assembler.blocks
         return {
             **self._head(),
-            "content": [_block(block) for block in blocks],
+            "content": [self._block(block) for block in blocks],
             **_end(choice),
             "usage": self._usage(choice),
             **self.beside(choice),
@@ -82,22 +87,25 @@ class MessagesFormatter(ResponseFormatter):
         texts = [
             (part.kind, part.segment.text)
             for part in event.parts
-            if isinstance(part, AnswerPart) and part.kind == self._open
+            if isinstance(part, AnswerPart) and part.kind == self._open and not self._omits(part.kind)
         ]
         return texts if len(texts) == len(event.parts) else None
+
+    def _omits(self, kind: PartKind) -> bool:
+        """Whether texts of a kind are not shown."""
+        return kind == "reasoning" and self._omits_thinking
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.answer.id, "type": "message", "role": "assistant", "model": self.answer.served.id}
 
     def _usage(self, choice: Choice) -> dict[str, Any]:
         """Return the counts of tokens; those of the input add up to the prompt."""
-        answer = choice.assembler
         return {
             "input_tokens": choice.num_prompt - choice.cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": choice.cached,
-            "output_tokens": 0 if self.request.reads_only else answer.num_tokens,
-            "output_tokens_details": {"thinking_tokens": answer.num_reasoning},
+            "output_tokens": self.num_output(choice),
+            "output_tokens_details": self.output_details("thinking_tokens"),
         }
 
     def _said(self, part: AnswerEvent) -> Iterator[dict[str, Any]]:
@@ -109,7 +117,10 @@ class MessagesFormatter(ResponseFormatter):
             kind, name = _TEXTS[part.kind]
             if self._open != part.kind:
                 yield from self._begin(part.kind, _text(part.kind, ""))
-            yield self._delta({"type": f"{kind}_delta", name: part.segment.text})
+            if self._omits(part.kind):
+                self._omitted.append(part.segment.text)
+            else:
+                yield self._delta({"type": f"{kind}_delta", name: part.segment.text})
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
@@ -121,13 +132,24 @@ class MessagesFormatter(ResponseFormatter):
 
     def _close(self) -> Iterator[dict[str, Any]]:
         if self._open == "reasoning":
-            yield self._delta({"type": "signature_delta", "signature": ""})
+            yield self._delta({"type": "signature_delta", "signature": self._sign("".join(self._omitted))})
+            self._omitted.clear()
         if self._open:
             yield {"type": "content_block_stop", "index": self._index}
         self._open = ""
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _block(self, block: AnswerBlock) -> dict[str, Any]:
+        if block.kind == "call":
+            return _call(block.call_id, block.name, json.loads(block.text or "{}"))
+        found = _text(block.kind, "" if self._omits(block.kind) else block.text)
+        return found | {"signature": self._sign(block.text)} if block.kind == "reasoning" else found
+
+    def _sign(self, thought: str) -> str:
+        """Return the signature of reasoning: nothing, as none but Anthropic can sign, or what is not shown of it."""
+        return encrypt_reasoning(thought) if self._omits_thinking else ""
 
 
 def _end(choice: Choice) -> dict[str, Any]:
@@ -137,22 +159,16 @@ def _end(choice: Choice) -> dict[str, Any]:
 def _stop_reason(choice: Choice) -> str:
     if choice.truncated:
         return "model_context_window_exceeded"
-    if choice.stop_type not in ("eos", "word"):
+    if choice.is_cut_off:
         return "max_tokens"
     if choice.assembler.num_calls:
         return "tool_use"
     return "stop_sequence" if choice.stop_type == "word" else "end_turn"
 
 
-def _block(block: AnswerBlock) -> dict[str, Any]:
-    if block.kind == "call":
-        return _call(block.call_id, block.name, json.loads(block.text or "{}"))
-    return _text(block.kind, block.text)
-
-
 def _text(kind: PartKind, text: str) -> dict[str, Any]:
     type_, name = _TEXTS[kind]
-    # Nobody but Anthropic can sign what a model thinks, and clients look for the field.
+    # Clients look for the field.
     return {"type": type_, name: text, **({"signature": ""} if kind == "reasoning" else {})}
 
 

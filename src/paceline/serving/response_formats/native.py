@@ -57,7 +57,7 @@ class NativeFormatter(ResponseFormatter):
             "id_slot": choice.slot,
             "stop": True,
             "model": self.answer.served.id,
-            "tokens_predicted": 0 if request.reads_only else said.num_tokens,
+            "tokens_predicted": self.num_output(choice),
             "tokens_evaluated": choice.num_prompt,
             "generation_settings": generation_settings(
                 choice.stream.params, choice.stream.rules, request, self.answer.served

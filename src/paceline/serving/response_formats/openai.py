@@ -7,7 +7,6 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from paceline.chat.assembler import TokenEvent
-from paceline.drafters.lookup import PREDICTION
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Round
 from paceline.serving.model_host import BUILD
 from paceline.serving.response_formats.base import ResponseFormatter
@@ -65,28 +64,22 @@ class OpenAiFormatter(ResponseFormatter):
 
     def finish_reason(self, choice: Choice) -> str:
         """Return why an answer ended, in OpenAI's words."""
-        if choice.stop_type not in ("eos", "word"):
+        if choice.is_cut_off:
             return "length"
         return "tool_calls" if choice.assembler.num_calls else "stop"
 
     def usage(self) -> dict[str, Any]:
         """Return the counts of tokens of all answers. A prompt counts once, however many answers it has."""
         choices = self.answer.choices
-        completion = 0 if self.request.reads_only else sum(choice.assembler.num_tokens for choice in choices)
+        completion = sum(map(self.num_output, choices))
         firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
         prompt = sum(choice.num_prompt for choice in firsts)
-        details = {"reasoning_tokens": sum(choice.assembler.num_reasoning for choice in choices)}
-        if self.request.options.speculation.prediction:
-            stats = [choice.stats for choice in choices if choice.stats is not None]
-            accepted = sum(each.accepted_by_source[PREDICTION] for each in stats)
-            drafted = sum(each.drafted_by_source[PREDICTION] for each in stats)
-            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {
             "completion_tokens": completion,
             "prompt_tokens": prompt,
             "total_tokens": completion + prompt,
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in firsts)},
-            "completion_tokens_details": details,
+            "completion_tokens_details": self.output_details("reasoning_tokens"),
         }
 
     def token_ids(self, choice: Choice) -> list[int]:

@@ -12,11 +12,12 @@ from paceline.chat.reasoning import AnswerPart, PartKind
 from paceline.chat.tool_calls.base import CallStarted
 from paceline.core.logprobs import TokenLogprob
 from paceline.serving.answering import Answer, Choice, Ended, Event, Progress, Round
+from paceline.serving.conversations import encrypt_reasoning
 from paceline.serving.errors import status_and_body
 from paceline.serving.json_output import PLACE, Listed
 from paceline.serving.response_formats.base import ResponseFormatter
 from paceline.serving.response_formats.native import NativeFormatter
-from paceline.serving.responses_request import ResponseFacts, SentTool, encrypt_reasoning
+from paceline.serving.responses_request import ResponseFacts, SentTool
 
 _DELTAS: Final[dict[PartKind, str]] = {"content": "response.output_text", "reasoning": "response.reasoning_text"}
 """How events that tell of a text are called."""
@@ -48,6 +49,8 @@ class ResponsesFormatter(ResponseFormatter):
         choice = self.answer.choices[0]
         items = self._items(choice)
         found = {**self._ended(choice, items), **self.beside(choice)}
+        if self.request.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_probabilities(choice)
         if self.request.verbose:
             found["__verbose"] = NativeFormatter(self.answer).finished(choice)
         return found
@@ -254,7 +257,7 @@ class ResponsesFormatter(ResponseFormatter):
         return [*found, self._event(kind, response=response, timings=response["timings"])]
 
     def _status(self, choice: Choice) -> str:
-        return "completed" if choice.stop_type in ("eos", "word") else "incomplete"
+        return "incomplete" if choice.is_cut_off else "completed"
 
     def _ended(self, choice: Choice, items: Sequence[AnswerBlock]) -> dict[str, Any]:
         status = self._status(choice)
@@ -262,12 +265,12 @@ class ResponsesFormatter(ResponseFormatter):
             self._item(number, item, status if number == len(items) - 1 else "completed")
             for number, item in enumerate(items)
         ]
-        completion = 0 if self.request.reads_only else choice.assembler.num_tokens
+        completion = self.num_output(choice)
         usage = {
             "input_tokens": choice.num_prompt,
             "input_tokens_details": {"cached_tokens": choice.cached, "cache_write_tokens": 0},
             "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": choice.assembler.num_reasoning},
+            "output_tokens_details": self.output_details("reasoning_tokens"),
             "total_tokens": choice.num_prompt + completion,
         }
         if status == "completed":
