@@ -1,8 +1,9 @@
 r"""Bodies that nobody would write: any field with any value, deep, huge, odd, and all at once.
 
-Most are near misses of requests that work, as what is wrong everywhere is refused at the first look. These bodies know
-where the OpenAPI document is silent. What it says is fuzzed by schemathesis, which is no dependency. More than 50,000
-requests are made like this, in an environment of its own::
+Two thirds are sound but for what their fields say together, so that many are answered. Most others are near misses of
+these, as what is wrong everywhere is refused at the first look. These bodies know where the OpenAPI document is silent.
+What it says is fuzzed by schemathesis, which is no dependency. More than 50,000 requests are made like this, in an
+environment of its own::
 
     python -m venv fuzz && fuzz/bin/pip install schemathesis
     paceline serve --port 18080 -np 4 -c 2048 -n 8 --max-seconds 5 --metrics 2> serve.log &
@@ -96,14 +97,21 @@ TEXTS: Final[Sequence[str]] = (
 _LONG: Final = "word " * 4000
 _KEYS: Final = ("role", "content", "type", "text", "name", "tool_calls", "reasoning_content", "tool_call_id", "prefix")
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function", "User", "", "ipython")
-_BLOCKS: Final = (
-    *("text", "text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document"),
-    *("search_result", "server_tool_use", "web_search_tool_result", "tool_reference", ""),
+_BLOCKS: Final = ("text", "text", "search_result")
+_SAID_BLOCKS: Final = (
+    *_BLOCKS,
+    "thinking",
+    "redacted_thinking",
+    "tool_use",
+    "server_tool_use",
+    "web_search_tool_result",
 )
+_ODD_BLOCKS: Final = (*_SAID_BLOCKS, "tool_result", "tool_reference", "image", "document", "")
 _ITEMS: Final = (
     *("message", "message", "message", None, "reasoning", "function_call", "function_call_output", "custom_tool_call"),
-    *("custom_tool_call_output", "item_reference", "web_search_call", "compaction", ""),
+    *("custom_tool_call_output", "web_search_call", "compaction"),
 )
+_ODD_ITEMS: Final = ("item_reference", "")
 _BILLING: Final = "x-anthropic-billing-header: cc_version=1; cch=00000;" + " a=;" * 999
 _VARIABLES: Final = (
     *("messages", "tools", "self", "loop", "range", "namespace", "raise_exception", "strftime_now", "tojson", "caller"),
@@ -153,17 +161,20 @@ class Bodies:
         self._most_tokens = most_tokens
         table = [name for part in REQUEST_PARTS for field in fields_of(part) for name in field.json_names]
         self._names = sorted({*table, *HARMLESS, *NEUTRAL, *_OWN})
+        # How often something else stands in the place of a value; drawn for each body.
+        self._oddness = 0.0
 
     def next(self) -> tuple[str, bytes]:
         """Return a route and a body."""
         route = self._rng.choice(tuple(ROUTES))
-        if self._rng.random() < 0.05:
+        self._oddness = self._rng.choice((0.0, 0.0, 0.2))
+        if self._is_odd(0.05):
             return route, self._rng.choice(_RAW)
         body = getattr(self, f"_{ROUTES[route]}")()
-        if self._rng.random() < 0.05:
+        if self._is_odd(0.05):
             body = self._any(3)
         text = json.dumps(body, ensure_ascii=self._rng.random() < 0.5)
-        if self._rng.random() < 0.03:
+        if self._is_odd(0.03):
             text = self._broken(text)
         return route, text.encode("utf-8", "surrogatepass")
 
@@ -182,7 +193,7 @@ class Bodies:
             names = self._rng.choices(_VARIABLES, k=self._rng.randint(0, 3))
             body["chat_template_kwargs"] = {name: self._any(2) for name in names}
         if self._rng.random() < 0.1:
-            body["tools"] = self._odd([self._tool() for _ in range(self._rng.choice((0, 1, 2, 129)))])
+            body["tools"] = self._odd([self._tool() for _ in range(self._pick((1, 2), (0, 129)))])
             body["tool_choice"] = self._odd(
                 self._rng.choice(("auto", "none", "required", {"type": "function", "function": {"name": "f"}}))
             )
@@ -194,14 +205,12 @@ class Bodies:
 
     def _responses(self) -> dict[str, Any]:
         rng = self._rng
+        allowed = {"type": "allowed_tools", "mode": "auto", "tools": [self._odd({"type": "function", "name": "f"})]}
         about: dict[str, Any] = {
             "instructions": rng.choice(TEXTS),
-            "tools": [self._responses_tool(1) for _ in range(rng.choice((0, 1, 2, 129)))],
-            "tool_choice": rng.choice(
-                (
-                    *("auto", "required", {"type": "custom", "name": "f"}, {"type": "web_search"}),
-                    {"type": "allowed_tools", "mode": "auto", "tools": [self._odd({"type": "function", "name": "f"})]},
-                )
+            "tools": [self._responses_tool(1) for _ in range(self._pick((1, 2), (0, 129)))],
+            "tool_choice": self._pick(
+                ("auto", "none"), ("required", {"type": "custom", "name": "f"}, {"type": "web_search"}, allowed)
             ),
             "text": {"format": self._odd(self._responses_format()), "verbosity": rng.choice(TEXTS)},
             "include": rng.sample(("message.output_text.logprobs", "reasoning.encrypted_content", *TEXTS), 2),
@@ -209,7 +218,7 @@ class Bodies:
             "max_output_tokens": rng.choice((0, 1, self._most_tokens)),
             "truncation": rng.choice(("auto", "disabled")),
             "metadata": {rng.choice(TEXTS): rng.choice(TEXTS)},
-            "previous_response_id": rng.choice(TEXTS),
+            "previous_response_id": self._pick(("", None), TEXTS),
         }
         body = {"input": self._items(), **self._fields()}
         for name in rng.sample(sorted(about), rng.choice((0, 1, 2, 5))):
@@ -217,7 +226,7 @@ class Bodies:
         return body
 
     def _responses_tool(self, depth: int) -> Any:
-        kind = self._rng.choice(("function", "function", "custom", "namespace", "web_search", "local_shell", None))
+        kind = self._pick(("function", "custom", "namespace", "web_search"), ("local_shell", None))
         tool = {"type": kind, "name": self._odd(self._rng.choice(("f", "g", *TEXTS[:6])))}
         if kind == "namespace" and depth:
             return self._odd({**tool, "tools": self._odd([self._responses_tool(depth - 1) for _ in range(2)])})
@@ -225,28 +234,38 @@ class Bodies:
         return self._odd({**tool, "parameters": self._odd(self._schema(2)), **about})
 
     def _responses_format(self) -> Any:
-        kind = self._rng.choice(("text", "json_object", "json_schema", "hiccup"))
-        return {"type": kind, "name": "a", **({"schema": self._schema(2)} if self._truth() else {})}
+        kind = self._pick(("text", "json_object", "json_schema"), ("hiccup",))
+        has_schema = kind == "json_schema" if self._oddness == 0 else self._truth()
+        return {"type": kind, "name": "a", **({"schema": self._schema(2)} if has_schema else {})}
 
     def _items(self) -> Any:
-        draw = self._rng.random()
-        if draw < 0.3:
-            return self._rng.choice(TEXTS) if draw < 0.2 else self._any(3)
-        return [self._item() for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))]
+        if self._rng.random() < 0.2:
+            return self._rng.choice(TEXTS)
+        if self._is_odd(0.1):
+            return self._any(3)
+        # Nothing is said after a call that has no result.
+        ends = [] if self._is_odd(0.5) else [{"role": "user", "content": "a"}]
+        return [self._item() for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))] + ends
 
     def _item(self) -> Any:
         rng = self._rng
         said = [
-            self._odd({"type": rng.choice(("input_text", "output_text", "refusal", "input_image")), "text": "a"})
+            self._odd({"type": self._pick(("input_text", "output_text"), ("refusal", "input_image")), "text": "a"})
             for _ in range(rng.randint(0, 2))
         ]
         encrypted = rng.choice(("reasoning_text:aGk=", "reasoning_text:/w==", "reasoning_text:\u00e9", "gAAAA", None))
         item = {
-            **{"type": rng.choice(_ITEMS), "role": rng.choice(_ROLES[:4]), "content": rng.choice((said, "a", said))},
+            **{
+                "type": self._pick(_ITEMS, _ODD_ITEMS),
+                "role": rng.choice(_ROLES[:4]),
+                "content": rng.choice((said, "a")),
+            },
             **{"call_id": "c", "name": "f", "arguments": self._odd("{}"), "input": rng.choice(TEXTS), "output": said},
             **{"summary": self._odd([]), "encrypted_content": encrypted, "namespace": rng.choice((None, "n__", "", 1))},
         }
-        for name in rng.sample(sorted(item), rng.choice((0, 0, 0, 1, 5))):
+        if item["type"] == "reasoning":
+            item["content"] = None
+        for name in rng.sample(sorted(item), self._pick((0,), (0, 1, 5))):
             item[name] = self._any(2)
         return self._odd(item)
 
@@ -255,9 +274,13 @@ class Bodies:
         body = {"messages": self._turns(), **self._fields()}
         about: dict[str, Any] = {
             "system": rng.choice((rng.choice(TEXTS), _BILLING, [{"type": "text", "text": _BILLING}, self._block(1)])),
-            "tools": [self._anthropic_tool() for _ in range(rng.choice((0, 1, 2, 129)))],
-            "tool_choice": {"type": rng.choice(("auto", "any", "tool", "none")), "name": self._odd("f")},
-            "thinking": {"type": rng.choice(("enabled", "adaptive", "off")), "budget_tokens": rng.choice(NUMBERS)},
+            "tools": [self._anthropic_tool() for _ in range(self._pick((1, 2), (0, 129)))],
+            "tool_choice": {"type": self._pick(("auto", "none"), ("any", "tool")), "name": self._odd("f")},
+            "thinking": {
+                "type": self._pick(("enabled", "adaptive"), ("off",)),
+                "budget_tokens": self._pick((0, 1, 5), NUMBERS),
+                "display": self._odd("omitted"),
+            },
             "output_config": {"effort": rng.choice(TEXTS), "format": self._odd(self._anthropic_format())},
             "output_format": self._anthropic_format(),
             "stop_sequences": self._stops(),
@@ -270,39 +293,41 @@ class Bodies:
 
     def _anthropic_tool(self) -> Any:
         kind = self._rng.choice((None, "custom", "web_search_20250305", "bash_20250124", "mcp_toolset"))
-        return self._odd({"type": kind, "name": self._odd("f"), "input_schema": self._odd(self._schema(2))})
+        schema = {} if kind not in (None, "custom") else {"input_schema": self._odd(self._schema(2))}
+        return self._odd({"type": kind, "name": self._odd("f"), **schema})
 
     def _anthropic_format(self) -> Any:
         return {"type": self._odd("json_schema"), "schema": self._schema(2)}
 
     def _turns(self) -> Any:
-        if self._rng.random() < 0.1:
+        if self._is_odd(0.1):
             return self._any(3)
-        roles = ("user", "assistant", "user", "assistant", "system", "tool")
-        return [
-            self._odd({"role": self._odd(self._rng.choice(roles)), "content": self._blocks(2)})
-            for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))
-        ]
+        turns = []
+        for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30))):
+            role = self._pick(("user", "assistant", "system"), ("tool",))
+            kinds = _SAID_BLOCKS if role == "assistant" else _BLOCKS
+            turns.append(self._odd({"role": self._odd(role), "content": self._blocks(2, kinds)}))
+        return turns if self._is_odd(0.5) else [*turns, {"role": "user", "content": "a"}]
 
-    def _blocks(self, depth: int) -> Any:
+    def _blocks(self, depth: int, kinds: Sequence[str] = ("text",)) -> Any:
         if self._rng.random() < 0.3:
             return self._rng.choice(TEXTS)
-        return self._odd([self._block(depth) for _ in range(self._rng.randint(0, 3))])
+        return self._odd([self._block(depth, kinds) for _ in range(self._rng.randint(0, 3))])
 
-    def _block(self, depth: int) -> Any:
+    def _block(self, depth: int, kinds: Sequence[str] = ("text",)) -> Any:
         block = {
-            "type": self._odd(self._rng.choice(_BLOCKS)),
+            "type": self._odd(self._pick(kinds, _ODD_BLOCKS)),
             "text": self._rng.choice(TEXTS),
             "thinking": self._rng.choice(TEXTS),
             "id": "a",
             "name": "f",
             "tool_use_id": "a",
-            "input": self._rng.choice(({}, {"a": self._any(2)}, self._any(2))),
+            "input": self._pick(({}, {"a": self._any(2)}), (self._any(2),)),
             "content": self._blocks(depth - 1) if depth else "a",
             "source": {"type": self._rng.choice(("text", "content", "base64")), "data": self._odd("a"), "content": "b"},
             "is_error": self._truth(),
         }
-        for name in self._rng.sample(sorted(block), self._rng.choice((0, 0, 0, 1, 5))):
+        for name in self._rng.sample(sorted(block), self._pick((0,), (0, 1, 5))):
             block[name] = self._any(2)
         return self._odd(block)
 
@@ -318,10 +343,11 @@ class Bodies:
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"n_predict": self._rng.randint(0, self._most_tokens)}
-        for name in self._rng.sample(self._names, self._rng.choice((0, 1, 1, 2, 3, 8))):
+        names = self._names if self._oddness else sorted(_OWN)
+        for name in self._rng.sample(names, self._pick((0, 0, 1, 2), (1, 2, 3, 8))):
             make = _OWN.get(name)
-            fields[name] = make(self) if make is not None and self._rng.random() < 0.8 else self._any(2)
-        if self._rng.random() < 0.05:
+            fields[name] = make(self) if make is not None and not self._is_odd(0.2) else self._any(2)
+        if self._is_odd(0.05):
             fields[self._rng.choice(TEXTS)] = self._any(2)
         return fields
 
@@ -345,15 +371,16 @@ class Bodies:
         return self._any(3)
 
     def _messages(self) -> Any:
-        if self._rng.random() < 0.1:
+        if self._is_odd(0.1):
             return self._any(3)
-        return [self._message() for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))]
+        ends = [] if self._is_odd(0.5) else [{"role": "user", "content": "a"}]
+        return [self._message() for _ in range(self._rng.choice((0, 1, 1, 2, 3, 30)))] + ends
 
     def _message(self) -> Any:
-        if self._rng.random() < 0.05:
+        if self._is_odd(0.05):
             return self._any(2)
-        message: dict[str, Any] = {"role": self._odd(self._rng.choice(_ROLES)), "content": self._content()}
-        for name in self._rng.sample(_KEYS, self._rng.choice((0, 0, 1, 2))):
+        message: dict[str, Any] = {"role": self._odd(self._pick(_ROLES[:4], _ROLES)), "content": self._content()}
+        for name in self._rng.sample(_KEYS, self._pick((0,), (0, 0, 1, 2))):
             message[name] = self._any(3)
         return message
 
@@ -364,14 +391,21 @@ class Bodies:
         if draw < 0.8:
             parts = ("text", "image_url", "input_audio", "refusal", "thinking", "")
             return [
-                {"type": self._odd(self._rng.choice(parts)), "text": self._odd("hello")}
+                {"type": self._odd(self._pick(("text",), parts)), "text": self._odd("hello")}
                 for _ in range(self._rng.randint(0, 3))
             ]
-        return _LONG if draw < 0.82 else self._any(3)
+        return _LONG if draw < 0.82 else self._odd("a")
 
     def _odd(self, value: Any) -> Any:
         """Return a value, or at times something else."""
-        return value if self._rng.random() < 0.8 else self._any(2)
+        return self._any(2) if self._rng.random() < self._oddness else value
+
+    def _is_odd(self, share: float) -> bool:
+        """Return whether something is to be wrong here, which it is in this share of the bodies that are not sound."""
+        return self._oddness > 0 and self._rng.random() < share
+
+    def _pick(self, sound: Sequence[Any], odd: Sequence[Any]) -> Any:
+        return self._rng.choice(odd if self._is_odd(0.5) else sound)
 
     def _any(self, depth: int) -> Any:
         """Return anything that JSON has."""

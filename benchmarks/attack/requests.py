@@ -231,6 +231,32 @@ async def logprobs(target: Target, rng: random.Random) -> None:
     await target.post(path, {**prompt, **fields, **more, "stream": stream, "seed": rng.randrange(1000)})
 
 
+async def prompt_logprobs(target: Target, rng: random.Random) -> None:
+    """Ask how likely the tokens of long prompts are, with the likeliest at each place; at times leave meanwhile."""
+    wide = rng.choice((0, 5, 20, 200, 1000))
+    text = rng.choice(("a", "word ", "😀", "def f(x):\n")) * rng.choice((1, 50, 400, 3000))
+    path, more = rng.choice(
+        (
+            ("/v1/completions", {"echo": True, "logprobs": wide, "stream": rng.random() < 0.5}),
+            ("/v1/completions", {"echo": True, "logprobs": 1, "prompt_logprobs": wide}),
+            *((path, {"prompt_logprobs": wide}) for path in ("/completion", "/v1/chat/completions", "/v1/responses")),
+        )
+    )
+    several = rng.choice((text, [text] * rng.choice((2, 8)), [rng.randrange(200) for _ in range(len(text))]))
+    asked: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "/v1/responses": {"input": text},
+    }
+    body: dict[str, Any] = {**asked.get(path, {"prompt": several}), **more, "n_predict": rng.choice((0, 1, 50))}
+    if path != "/v1/responses":
+        body["n"] = rng.choice((1, 1, 4))
+    # Who leaves has a line in the log, too.
+    target.connections += 1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(rng.choice((0.05, 0.5, None, None))):
+            await target.post(path, body)
+
+
 async def big_json(target: Target, rng: random.Random) -> None:
     """Send a body near the limit whose JSON is dear to read, and that is refused or nearly so."""
     size = int((1 << 20) * rng.choice((1, 4, 15)))

@@ -72,6 +72,7 @@ SERVER_KINDS: Final = {
     "big-json": ServerKind(2, requests.big_json, 4),
     "queue": ServerKind(2, requests.queue, 1),
     "logprobs": ServerKind(2, requests.logprobs, 2),
+    "prompt-logprobs": ServerKind(2, requests.prompt_logprobs, 2),
     "grammars": ServerKind(4, requests.grammars, 2),
     "handshakes": ServerKind(2, requests.handshakes, 4, tls=True),
 }

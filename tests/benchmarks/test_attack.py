@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from benchmarks.attack import command, undisturbed
-from benchmarks.attack.bodies import Bodies
+from benchmarks.attack.bodies import ROUTES, Bodies
 from benchmarks.attack.campaign import Row
 from benchmarks.attack.commands import Done, Writing, check_again, check_ending, check_left, run
 from benchmarks.attack.files import damage_json
@@ -26,6 +29,7 @@ from benchmarks.attack.undisturbed import Noticed, Witness
 from benchmarks.server_soak.wire import HOST
 
 from paceline.core.errors import EngineError, InputError
+from tests.serving.hosted import hosted, scripted
 from tests.timing import WAIT_S
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -278,6 +282,22 @@ def test_two_answers_to_one_request_of_two_ends_fail_a_try() -> None:
             assert found.count > len(found.failures)
 
     in_loop(test)
+
+
+def test_a_third_of_the_bodies_are_answered() -> None:
+    """What is refused at the first look tries nothing behind it."""
+    rng, statuses = (
+        random.Random(5),
+        {kind: Counter[int]() for kind in ("completion", "chat", "responses", "anthropic")},
+    )
+    with hosted(scripted) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+        while any(found.total() < 30 for found in statuses.values()):
+            route, body = Bodies(rng).next()
+            found = statuses.get(ROUTES[route])
+            if found is not None and found.total() < 30 and not route.endswith(("tokens", "template")):
+                found[client.post(route, content=body).status_code] += 1
+    assert all(found[200] >= 10 for found in statuses.values()), statuses
+    assert {*itertools.chain.from_iterable(statuses.values())} <= {200, 400, 413}
 
 
 def test_bodies_follow_from_the_seed() -> None:
