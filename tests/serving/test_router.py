@@ -336,12 +336,7 @@ def test_a_model_that_hangs_while_it_is_loaded_is_ended_by_hand(tmp_path: Path) 
         assert router.pool.models["a"].counts == {"loads": 1, "unloads": 1}
 
     fifo = Fifo(tmp_path)
-    run(
-        check,
-        options=ServerOptions(models_max=1, grace_s=0.0),
-        words={"a": ("--slow", fifo.path)},
-        a={"stop_s": 0.05},
-    )
+    run(check, options=ServerOptions(models_max=1, grace_s=0.0), words={"a": ("--slow", fifo.path)}, a={"stop_s": 1e6})
 
 
 def test_a_key_stands_for_the_same_client_whenever_the_router_starts() -> None:

@@ -194,7 +194,7 @@ class ModelPool:
     def unload(self, model: PooledModel) -> None:
         """Have a model end once the requests that it has are answered; those that wait have it loaded again.
 
-        One that is being loaded ends at once: loading may hang.
+        One that is being loaded ends at once.
         """
         if model.state == "loading":
             self._fail_waiting(model, "the model was unloaded before it was there: ask again, and it is loaded anew")
@@ -392,8 +392,10 @@ class ModelPool:
 
     def _stop(self, model: PooledModel) -> None:
         assert model.process is not None
+        # While it is loaded there is nothing that could come to an end in good order, and loading may hang.
+        stop_s = 0.0 if model.state == "loading" else model.preset.stop_s
         model.state, model.is_unloading = "stopping", False
-        self._follow(model.process.stop(model.preset.stop_s))
+        self._follow(model.process.stop(stop_s))
 
     def _fail_waiting(self, model: PooledModel, message: str) -> None:
         waiting, model.waiting = model.waiting, deque()

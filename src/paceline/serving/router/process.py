@@ -68,7 +68,7 @@ class ModelProcess:
             )
             assert process.stdin is not None
             if self._is_stopping:
-                process.stdin.close()
+                process.kill()
             else:
                 process.stdin.write(json.dumps({"key": self.key, "name": self._name, "tags": tags}).encode() + b"\n")
             await asyncio.gather(self._read_news(process), self._read_log(process))
@@ -97,13 +97,14 @@ class ModelProcess:
         return None if self._process is None else self._process.pid
 
     async def stop(self, timeout_s: float) -> None:
-        """Tell the process to end, and see to it that it does."""
+        """Tell the process to end, and see to it that it does: at once where it gets no seconds for it."""
         self._is_stopping = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         await asyncio.wait([self.ended], timeout=timeout_s)
         if not self.ended.done() and self._process is not None:
-            _log.warning("%s did not end within %g s, and was killed", self._name, timeout_s)
+            if timeout_s:
+                _log.warning("%s did not end within %g s, and was killed", self._name, timeout_s)
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         await asyncio.shield(self.ended)
