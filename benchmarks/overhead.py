@@ -50,10 +50,6 @@ class InstantOutput:
         """Return the prepared row."""
         return self._rows[step][output]
 
-    def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Not used here."""
-        raise AssertionError("nothing here reads hidden states")
-
 
 class InstantEngine:
     """An engine that takes no time: the row after token ``t`` is ``table[t % len(table)]``."""
@@ -62,7 +58,7 @@ class InstantEngine:
 
     def __init__(self, table: FloatArray, *, max_rows: int = 512) -> None:
         self.vocabulary = ScriptedVocabulary([b"a"] * table.shape[1])
-        self.capabilities = EngineCapabilities(1 << 20, max_rows, max_rows, NUM_REQUESTS, None, True, None, False, 0.0)
+        self.capabilities = EngineCapabilities(1 << 20, max_rows, max_rows, NUM_REQUESTS, None, True, None, 0.0)
         self._rows = list(table)
         self._handles = itertools.count()
 
@@ -81,6 +77,14 @@ class InstantEngine:
     def length(self, sequence: int) -> int:
         """Nothing is kept."""
         return 0
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        """None are held."""
+        raise AssertionError("nothing here reads states")
+
+    def first_state(self, sequence: int) -> int:
+        """None are held."""
+        raise AssertionError("nothing here reads states")
 
     def fork(self, sequence: int) -> int:
         """Return a new handle."""

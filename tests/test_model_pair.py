@@ -242,7 +242,7 @@ def test_a_draft_that_nobody_named_is_done_without_where_it_leaves_too_little(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     policy = paceline.FixedPolicy(4)
     # All of its context and wide passes, so that the draft takes more than Python comes to hold from load to load.
-    monkeypatch.setattr(settings, "_DRAFT_BATCH", 512)
+    monkeypatch.setattr(settings, "DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, "40M"), context_length=4096)
     with paceline.load(options, policy=policy) as model:
         plan = model.memory_plan
@@ -266,7 +266,7 @@ def test_a_draft_that_nobody_named_goes_before_layers_are_not_streamed(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(model_pair, "SPARE_BYTES", 0)
     monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 40 << 20)
-    monkeypatch.setattr(settings, "_DRAFT_BATCH", 512)
+    monkeypatch.setattr(settings, "DRAFT_BATCH", 512)
     options = dataclasses.replace(within(target, None), context_length=4096)
     with paceline.load(options, policy=paceline.FixedPolicy(4)) as model:
         plan = model.memory_plan
@@ -294,9 +294,7 @@ def test_a_streamed_target_drafts_with_its_own_copy_where_none_is_named(
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(model_pair, "SPARE_BYTES", 0)
-    own = default_draft(within(target, "40M"))
-    assert own is not None
-    assert own.file_type == "Q4_0"
+    assert default_draft(within(target, "40M")) == "self:Q4_0"
     # What is more than half of the memory is quantised smaller, or not at all.
     assert default_draft(within(target, "4M")) is None
     assert default_draft(within(target, "16G")) is None

@@ -31,12 +31,13 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.lookup import PREDICTION
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
+from paceline.engines.loading import has_head
 from paceline.engines.memory import MemoryPlan
 from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.sequence_pool import SequencePool
 from paceline.model_pair import open_pair
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.registry import resolve_model
+from paceline.models.registry import MTP_DRAFT, resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from paceline.options import GenerateOptions, RequestOptions, read_options
 from paceline.planning.auto.learned import load_learned, store_learned
@@ -798,12 +799,19 @@ def _asked_draft(
     """Return how to run the draft model that :func:`load` was given; one of the target's own may have to be made."""
     named = draft.path if isinstance(draft, (ModelOptions, DraftOptions)) else draft
     own = OwnDraft.parse(named)
+    # What has none is refused before anything is loaded.
     if own is not None:
-        own.of(Path(target.path))  # what has none is refused before anything is loaded
-        if not isinstance(draft, (ModelOptions, DraftOptions)):
-            # It is the target but for its weights.
-            draft = DraftOptions(named)
-    path = resolve_model(named) if own is None and named is not None else named
+        own.of(Path(target.path))
+    elif named == MTP_DRAFT and not has_head(target):
+        raise InputError(
+            f"{Path(target.path).name} has no MTP layer that drafts here (`draft={MTP_DRAFT!r}`): name a draft model, "
+            "or leave it out",
+            field="draft",
+        )
+    is_of_target = own is not None or named == MTP_DRAFT
+    if is_of_target and not isinstance(draft, (ModelOptions, DraftOptions)):
+        draft = DraftOptions(named)
+    path = named if is_of_target or named is None else resolve_model(named)
     if isinstance(draft, DraftOptions):
         return draft if path is None else dataclasses.replace(draft, path=path).beside(target)
     assert path is not None

@@ -19,8 +19,11 @@ from paceline.core.errors import InputError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import (
     foreseen_context_length,
+    has_head,
+    is_head,
     memory_limit,
     open_engine,
+    open_head,
     open_vocabulary,
     settle_context,
 )
@@ -29,6 +32,7 @@ from paceline.engines.options import DraftOptions, ModelOptions, has_quantized_c
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.description import describe
 from paceline.models.gguf_model import gguf_bytes
+from paceline.models.registry import MTP_DRAFT
 from paceline.planning.costs.attention import OpenedModel, like_target, open_model
 from paceline.planning.costs.meter import Report
 from paceline.vocabularies.relation import relate_vocabularies
@@ -96,7 +100,14 @@ def open_pair(
     is_default = isinstance(draft, DraftOptions)
     if isinstance(draft, DraftOptions):
         own = default_draft(target)
-        draft = None if own is None else dataclasses.replace(draft, path=own.name).beside(target)
+        draft = None if own is None else dataclasses.replace(draft, path=own).beside(target)
+    if draft is not None and (draft.path == MTP_DRAFT or is_head(draft)):
+        if memory_bytes is not None:
+            raise InputError(
+                f"a head (`draft={str(draft.path)!r}`) drafts where all layers of its target fit into memory: leave "
+                "out how much there is (`memory`), or name another draft model"
+            )
+        return _open_with_head(target, draft, kept_bytes, force=force, report=report)
     try:
         draft = None if draft is None else _fit_draft_options(_make_draft(draft, target, report), target)
         if memory_bytes is not None:
@@ -122,6 +133,21 @@ def open_pair(
     return _open_draft(opened, draft, kept_bytes)
 
 
+def _open_with_head(
+    target: ModelOptions, draft: ModelOptions, kept_bytes: int, *, force: bool, report: Report | None
+) -> ModelPair:
+    """Open a target with a head, which drafts for it."""
+    path = None if draft.path == MTP_DRAFT else Path(draft.path)
+    opened = open_model(dataclasses.replace(target, hold_states=True), has_draft=True, force=force, report=report)
+    try:
+        head = open_head(opened.engine, path)
+    except BaseException:
+        opened.engine.close()
+        raise
+    options = dataclasses.replace(opened.options, path=path or opened.options.path)
+    return ModelPair(opened.engine, opened.options, head, options, kept_bytes, opened.measured)
+
+
 @contextmanager
 def managed_pair(
     target: ModelOptions, draft: ModelOptions | None, *, force: bool = False, report: Report | None = None
@@ -134,8 +160,19 @@ def managed_pair(
         pair.close()
 
 
-def default_draft(target: ModelOptions) -> OwnDraftFile | None:
-    """Return the draft of its own that a target has where none is named; ``None`` where it has none.
+def default_draft(target: ModelOptions) -> str | None:
+    """Return the name of the draft that a target has where none is named; ``None`` where it has none.
+
+    It is the MTP layer in its file, where there is one that can be run here.
+    """
+    if memory_limit(target) is None:
+        return MTP_DRAFT if has_head(target) else None
+    own = default_own_draft(target)
+    return None if own is None else own.name
+
+
+def default_own_draft(target: ModelOptions) -> OwnDraftFile | None:
+    """Return the draft of its own that a target gets where none is named; ``None`` where it gets none.
 
     A target whose layers are read while they are used has one: each of its passes takes so long that any draft that
     stays in memory pays, and none agrees with it as its own copy does. It has none where the copy would take more than

@@ -42,6 +42,8 @@ def scripted(cells: int | None = None, max_rollback: int | None = None) -> Engin
         max_sequences=4,
         cells=cells,
         max_rollback=max_rollback,
+        state_of=lambda tokens: np.array([len(tokens), sum(tokens), tokens[-1]], np.float32),
+        state_width=3,
     )
 
 
@@ -85,7 +87,9 @@ def _streamed_llama_cpp(source: Path, cells: int | None, section_bytes: int) -> 
         return _exact_llama_cpp(source, cells, ASKED_BYTES)
 
 
-def _exact_llama_cpp(source: Path, cells: int | None, memory_bytes: int | None = None) -> Engine:
+def _exact_llama_cpp(
+    source: Path, cells: int | None, memory_bytes: int | None = None, *, hold_states: bool = False
+) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppEngine
 
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
@@ -98,6 +102,7 @@ def _exact_llama_cpp(source: Path, cells: int | None, memory_bytes: int | None =
             branches=12,
             threads=1,
             memory=memory_bytes,
+            hold_states=hold_states,
             cache_type_k="f32",
             cache_type_v="f32",
         ),
@@ -110,7 +115,7 @@ def tiny(architecture: str) -> Path:
     """A random model of an architecture that no embedded model has, written once."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
-    return write_model(folder / f"{architecture}.gguf", architecture, tokenizer="bytes")
+    return write_model(folder / f"{architecture}.gguf", architecture, tokenizer="bytes", mtp=architecture == "qwen35")
 
 
 def windowed(cells: int | None = None) -> Engine:
@@ -121,6 +126,10 @@ def windowed(cells: int | None = None) -> Engine:
 def hybrid(cells: int | None = None) -> Engine:
     """llama.cpp with layers of attention and of a recurrent state."""
     return _exact_llama_cpp(tiny("qwen35"), cells)
+
+
+def hybrid_with_states(cells: int | None = None) -> Engine:
+    return _exact_llama_cpp(tiny("qwen35"), cells, hold_states=True)
 
 
 def streamed_hybrid(cells: int | None = None) -> Engine:
@@ -146,7 +155,7 @@ def torch_hf(cells: int | None = None) -> Engine:
 
 
 WITH_TREES = [scripted, llama_cpp, streamed, torch_hf, windowed]
-BOUNDED = [scripted_hybrid, hybrid, streamed_hybrid, convolved]
+BOUNDED = [scripted_hybrid, hybrid, hybrid_with_states, streamed_hybrid, convolved]
 """Those that step back over rows of their latest pass alone."""
 
 
@@ -189,6 +198,26 @@ def reference(engine: Engine, token_ids: Sequence[int]) -> FloatArray:
 def rounding(engine: Engine) -> float:
     # Gemma's activation is read from a table of half precision, also with weights in F32.
     return max(engine.capabilities.logit_tolerance, 2e-3 if "gemma" in engine.description else 0.0)
+
+
+def states_after(engine: Engine, token_ids: Sequence[int]) -> FloatArray:
+    """The states of ``token_ids``, by a sequence of its own."""
+    sequence = engine.open()
+    for start in range(0, len(token_ids), MAX_ROWS):
+        chunk = token_ids[start : start + MAX_ROWS]
+        engine.forward([chain(sequence, chunk, outputs=[])])
+        engine.commit(sequence, range(len(chunk)))
+    states = engine.states(sequence, 0, len(token_ids)).copy()
+    engine.close_sequence(sequence)
+    return states
+
+
+def assert_same_states(engine: Engine, sequence: int, token_ids: Sequence[int], by: Engine) -> None:
+    """Compare what an engine holds of some tokens with what another one makes of them."""
+    if engine.capabilities.state_width and token_ids:
+        held = engine.states(sequence, engine.first_state(sequence), len(token_ids))
+        assert engine.first_state(sequence) == 0
+        np.testing.assert_allclose(held, states_after(by, token_ids), rtol=0, atol=rounding(engine))
 
 
 def assert_same_row(engine: Engine, actual: FloatArray, expected: FloatArray) -> None:
@@ -480,6 +509,8 @@ def test_after_closing_everything_says_so(make_engine: Callable[[], Engine]) -> 
         lambda: engine.forward([chain(sequence, [1])]),
         lambda: engine.commit(sequence, []),
         lambda: engine.length(sequence),
+        lambda: engine.states(sequence, 0, 0),
+        lambda: engine.first_state(sequence),
         lambda: engine.fork(sequence),
         lambda: engine.trim(sequence, 0),
         lambda: engine.saved_bytes(sequence),
@@ -491,15 +522,41 @@ def test_after_closing_everything_says_so(make_engine: Callable[[], Engine]) -> 
             use()
 
 
-def test_hidden_states_come_or_are_refused(engine: Engine) -> None:
+def test_states_are_held_or_refused(engine: Engine) -> None:
+    sequence = prefilled(engine)
+    if not engine.capabilities.state_width:
+        for ask in (lambda: engine.states(sequence, 0, 1), lambda: engine.first_state(sequence)):
+            with pytest.raises(CapabilityError, match="states"):
+                ask()
+        return
+    assert engine.first_state(sequence) == 0
+    states = engine.states(sequence, 2, 5)
+    assert states.shape == (3, engine.capabilities.state_width)
+    assert not np.array_equal(states[0], states[1])
+    with pytest.raises(ValueError, match="not held"):
+        engine.states(sequence, 0, len(PROMPT) + 1)
+
+
+def test_only_heads_are_fed_states(engine: Engine) -> None:
     sequence = engine.open()
-    output = engine.forward([chain(sequence, PROMPT, outputs=[2, 7])])
-    if engine.capabilities.hidden_states:
-        assert output.hidden_states(0, 0).shape == output.hidden_states(0, 1).shape
-        assert not np.array_equal(output.hidden_states(0, 0), output.hidden_states(0, 1))
-    else:
-        with pytest.raises(CapabilityError, match="hidden"):
-            output.hidden_states(0, 0)
+    with pytest.raises(ValueError, match="no head"):
+        engine.forward([Step(sequence, [1], [COMMITTED_END], [0], np.zeros((1, 3), np.float32))])
+    assert_same_row(engine, engine.forward([chain(sequence, [1])]).logits(0, 0), reference(engine, [1]))
+
+
+@only([hybrid])
+def test_holding_states_changes_no_bit_of_a_row(engine: Engine) -> None:
+    holding = hybrid_with_states()
+    for one in (engine, holding):
+        assert one.open() == 0
+    for tokens, outputs in ((PROMPT, [7]), ([3, 4, 5], [0, 1, 2]), ([6], [0])):
+        rows = []
+        for one in (engine, holding):
+            output = one.forward([chain(0, tokens, outputs)])
+            rows.append(np.stack([output.logits(0, row) for row in range(len(outputs))]))
+            one.commit(0, range(len(tokens)))
+        np.testing.assert_array_equal(rows[0], rows[1])
+    holding.close()
 
 
 def test_the_vocabulary_spells_out_its_text(engine: Engine) -> None:
@@ -604,6 +661,7 @@ def test_any_history_of_passes_leaves_the_right_rows(engine: Engine) -> None:
             engine.commit(sequence, path)
             committed[sequence] += path_tokens
             assert engine.length(sequence) == len(committed[sequence])
+            assert_same_states(engine, sequence, committed[sequence], by=engine)
 
 
 # --- engines that step back over rows of their latest pass alone ------------------------------------------------------
@@ -755,7 +813,7 @@ def test_a_pass_without_room_changes_nothing_of_a_state(
 
 @only(BOUNDED)
 def test_any_history_of_bounded_passes_leaves_the_right_rows(
-    engine: Engine, fresh: Callable[[Sequence[int]], FloatArray]
+    engine: Engine, make_engine: Callable[..., Engine], fresh: Callable[[Sequence[int]], FloatArray]
 ) -> None:
     """Chains of any lengths and prompts over several passes, with what the contract allows, and what it refuses."""
     rng = random.Random(21)
@@ -763,6 +821,7 @@ def test_any_history_of_bounded_passes_leaves_the_right_rows(
     assert most
     committed: dict[int, list[int]] = {}
     num_stepped_back = num_refused = 0
+    by = make_engine()
     for _ in range(by_tier(400, quick=100)):
         if not committed or (len(committed) < 4 and rng.random() < 0.3):
             committed[engine.open()] = []
@@ -819,5 +878,8 @@ def test_any_history_of_bounded_passes_leaves_the_right_rows(
             num_stepped_back += kept < len(tokens)
             committed[sequence] += tokens[:kept]
             assert engine.length(sequence) == len(committed[sequence])
+        seen = random.Random(num_stepped_back).choice(list(committed))
+        assert_same_states(engine, seen, committed[seen], by=by)
     assert num_stepped_back > 20
     assert num_refused > 5
+    by.close()

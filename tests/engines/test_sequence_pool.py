@@ -653,7 +653,7 @@ class AnyHistory(RuleBasedStateMachine):
         promised = self.pool.match_length(text, most=most, namespace=namespace)
         refused = self.engine.refused
         opened = self.pool.open(text, most=most, namespace=namespace)
-        pending = any(state.pending_tokens for state in self.engine._sequences.values())
+        pending = any(state.pending_rows for state in self.engine._sequences.values())
         assert opened.cached == promised or pending or self.engine.refused > refused
         assert opened.cached == self.engine.length(opened.sequence)
         assert opened.cached <= (len(text) if most is None else most)
@@ -688,7 +688,7 @@ class AnyHistory(RuleBasedStateMachine):
     def speak(self, data: st.DataObject, more: list[int], held_back: int) -> None:
         sequence = self.pick(data)
         namespace, text, _ = self.texts[sequence]
-        if self.engine._sequences[sequence].pending_tokens:
+        if self.engine._sequences[sequence].pending_rows:
             try:
                 self.engine.commit(sequence, [])
             except CapabilityError:
@@ -700,7 +700,7 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.texts)
     def draft(self, data: st.DataObject, more: list[int]) -> None:
         sequence = self.pick(data)
-        if self.engine.length(sequence) < 50 and not self.engine._sequences[sequence].pending_tokens:
+        if self.engine.length(sequence) < 50 and not self.engine._sequences[sequence].pending_rows:
             try:
                 chain = range(COMMITTED_END, COMMITTED_END + len(more))
                 parents = [COMMITTED_END] * len(more) if self.engine.capabilities.trees else chain
@@ -728,7 +728,7 @@ class AnyHistory(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         sequence = self.pick(data)
         namespace, text, _ = self.texts[sequence]
-        if not self.engine._sequences[sequence].pending_tokens:
+        if not self.engine._sequences[sequence].pending_rows:
             self.begin(namespace, list(text), None)
 
     @rule(data=st.data(), keep=st.booleans())

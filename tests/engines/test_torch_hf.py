@@ -360,15 +360,15 @@ def test_outputs_outlive_the_pass_and_are_read_only() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "granite, scaled logits"])
-def test_hidden_states_are_the_last_of_the_model(architecture: str) -> None:
+def test_states_are_what_the_output_layer_reads(architecture: str) -> None:
     model = tiny(architecture)
-    engine = start(model)
+    engine = start(model, hold_states=True)
     sequence = prefilled(engine, [5, 6, 7])
-    output = engine.forward([Step(sequence, [8, 9], [COMMITTED_END, COMMITTED_END], [0, 1])])
+    engine.forward([Step(sequence, [8, 9], [COMMITTED_END, COMMITTED_END], [])])
+    engine.commit(sequence, [1])
     with torch.inference_mode():
         states = model(input_ids=torch.tensor([[5, 6, 7, 9]]), output_hidden_states=True).hidden_states
-    assert engine.capabilities.hidden_states
-    np.testing.assert_allclose(output.hidden_states(0, 1), states[-1][0, -1].numpy(), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(engine.states(sequence, 0, 4), states[-1][0].numpy(), rtol=0, atol=TOLERANCE)
 
 
 # --- failures leave everything as it was ------------------------------------------------------------------------------

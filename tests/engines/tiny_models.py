@@ -24,6 +24,9 @@ def write_model(
     seed: int = 0,
     tokenizer: str | None = None,
     pooling: int | None = None,
+    mtp: bool = False,
+    only_mtp: bool = False,
+    heads: int = 2,
     **flags: bool,
 ) -> Path:
     """Write a random model of a few layers; weights large enough that every token matters.
@@ -35,11 +38,14 @@ def write_model(
         tokenizer: GGUF's name of a kind for :func:`add_tokenizer`, or ``"bytes"`` for one token a byte, with a
             vocabulary of :data:`BYTE_VOCABULARY_SIZE`; ``None`` for a model without one.
         pooling: GGUF's number of how an encoder's vectors become one: 1 is their mean, 4 a score.
+        mtp: whether a model in the way of Qwen 3.5 has an MTP layer behind its others.
+        only_mtp: leave out all layers but that one.
+        heads: of attention, of 16 numbers each.
         flags: as ``add_eos_token``.
     """
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
-    width, heads, wide = 32, 2, 48
+    width, wide = 16 * heads, 48
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(256)
     writer.add_embedding_length(width)
@@ -134,10 +140,17 @@ def write_model(
             writer.add_ssm_inner_size(state * values)
             tensors["output.weight"] = (vocabulary_size, width)
             mixed = state * groups * 2 + state * values
+            if mtp:
+                norms |= {
+                    f"blk.{layers}.nextn.{name}.weight": (width,) for name in ("enorm", "hnorm", "shared_head_norm")
+                }
+                tensors[f"blk.{layers}.nextn.eh_proj.weight"] = (width, 2 * width)
+                writer.add_nextn_predict_layers(1)
+                layers += 1
             for layer in range(layers):
                 feed_forward(layer)
                 norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "post_attention")}
-                if layer % 2:
+                if layer % 2 or layer == 4:
                     attention(layer, 1)
                     tensors[f"blk.{layer}.attn_q.weight"] = (2 * width, width)  # each query with a gate
                     for name in ("attn_q", "attn_k"):
@@ -203,9 +216,12 @@ def write_model(
     for name, shape in tensors.items():
         scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])
         weights = rng.normal(0, scale, shape).astype(np.float32)
+        if only_mtp and name.startswith("blk.") and not name.startswith(f"blk.{layers - 1}."):
+            continue
         writer.add_tensor(name, -np.abs(weights) if name.endswith("ssm_a") else weights)
     for name, shape in norms.items():
-        writer.add_tensor(name, np.ones(shape, np.float32))
+        if not only_mtp or not name.startswith("blk.") or name.startswith(f"blk.{layers - 1}."):
+            writer.add_tensor(name, np.ones(shape, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

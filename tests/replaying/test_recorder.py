@@ -212,7 +212,7 @@ class StateReader(ForcedDrafter):
     """Wants the target's hidden state at every position."""
 
     def observe(self, request: Request, commit: Commit) -> None:
-        commit.rows.hidden_states(ROOT)
+        commit.rows.logits(ROOT)
 
 
 @pytest.mark.parametrize("reader", [RowReader, StateReader])

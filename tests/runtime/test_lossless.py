@@ -614,6 +614,8 @@ def check_caches(loop: DecodingLoop, engine: ScriptedEngine, drafters: Sequence[
                     assert isinstance(drafter.engine, ScriptedEngine)
                     assert drafter.engine.length(follower.sequence) == follower.cached
                     held = drafter.engine._sequences[follower.sequence].committed
+                    if drafter.engine.capabilities.reads_states:
+                        held = [token_id for token_id, _ in held]
                     # What a translated draft has ahead of the text is part of it in the next round, or dropped.
                     ahead: list[int] = getattr(follower, "ahead", [])
                     seen = follower.text[follower.start : follower.start + follower.cached - len(ahead)]

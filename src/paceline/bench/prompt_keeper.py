@@ -41,6 +41,8 @@ class PromptKeeper:
         self.forward = engine.forward
         self.commit = engine.commit
         self.length = engine.length
+        self.states = engine.states
+        self.first_state = engine.first_state
         self.fork = engine.fork
         self.trim = engine.trim
         self.saved_bytes = engine.saved_bytes

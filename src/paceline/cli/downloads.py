@@ -23,7 +23,7 @@ from paceline.environment import ModelChoice
 from paceline.models.embedded import embedded_target
 from paceline.models.hub.fetch import FetchReport, from_hub
 from paceline.models.hub.reference import HubModel
-from paceline.models.registry import resolve_model
+from paceline.models.registry import MTP_DRAFT, resolve_model
 from paceline.sizes import format_bytes
 from paceline.terminal_text import printable_line
 
@@ -54,10 +54,14 @@ def locate_pair(models: ModelChoice, draft: str | Path | HubModel | None) -> tup
     """
     named = embedded_target() if models.target is None else models.target
     own = OwnDraft.parse(draft)
-    found = locate_model(draft) if draft is not None and own is None and isinstance(named, HubModel) else None
+    found = (
+        locate_model(draft) if draft not in (None, MTP_DRAFT) and own is None and isinstance(named, HubModel) else None
+    )
     target = models.target_options(locate_model(named))
     if draft is None:
         return target, None
+    if draft == MTP_DRAFT:
+        return target, models.draft_options(target, draft)
     if own is not None:
         memory_limit(target)  # what the target cannot have is told before its draft is made
         found = make_draft(own.of(Path(target.path)))

@@ -33,7 +33,7 @@ from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, 
 from paceline.engines.loading import foreseen_context_length
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
-from paceline.model_pair import default_draft
+from paceline.model_pair import default_draft, default_own_draft
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub.reference import HubModel
@@ -119,8 +119,10 @@ class Setup:
         A target whose layers will be read while they are used gets a draft of its own, where none was named.
         """
         target, draft = locate_pair(self.models, self.draft)
-        if draft is not None or not self.may_draft or (own := default_draft(target)) is None:
+        if draft is not None or not self.may_draft:
             return FoundModels(target, draft)
+        if (own := default_own_draft(target)) is None:
+            return FoundModels(target, self.models.draft if default_draft(target) is not None else None)
         error_console().print(
             f"{Path(target.path).name} does not fit into memory: its own copy in {own.file_type} drafts (-md for "
             "another)",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
+from paceline.core.arrays import FloatArray
 from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules
 from paceline.core.stats import RequestStats
@@ -26,6 +27,18 @@ SOURCE_TARGET = "target"
 _NO_LOGPROBS: Final = LogprobParams()
 
 
+class StateSource(Protocol):
+    """What the target leaves of each token, for drafters that read it: an :class:`~paceline.engines.base.Engine`."""
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        """Return the states of committed tokens ``[stop - start, width]``."""
+        ...
+
+    def first_state(self, sequence: int) -> int:
+        """Return the first committed token whose state is held, with those of all behind it."""
+        ...
+
+
 class Request:
     """A prompt, its growing answer, and everything decided about it. The loop owns it; others only read.
 
@@ -40,6 +53,7 @@ class Request:
         cache: what it may start from, and who may start from what it reads.
         logprob_params: which log-probabilities come with its answer.
         sequence: its handle at the target engine.
+        target: the target engine, whose states drafters may read.
         sources: for each token of the answer the drafter it came from, or :data:`SOURCE_TARGET`.
         logprobs: for each token of the answer its log-probability; empty where none are asked for.
         prompt_logprobs: for each token of the prompt but the first its log-probability, as far as the prompt was read;
@@ -70,6 +84,7 @@ class Request:
         "sources",
         "speculation",
         "stats",
+        "target",
         "text",
         "token_ids",
         "verifier",
@@ -96,6 +111,7 @@ class Request:
         self.cache = cache
         self.logprob_params = logprob_params
         self.sequence = -1
+        self.target: StateSource | None = None
         self.text = new_text(rules)
         self.sources: list[str] = []
         self.logprobs: list[TokenLogprob] = []

@@ -66,14 +66,6 @@ class TargetRows:
         """Return the logits ``[vocab]`` that follow tree node ``node``: borrowed and read-only."""
         return self._output.logits(self._step, self._first + node - ROOT)
 
-    def hidden_states(self, node: int) -> FloatArray:
-        """Return the last hidden state ``[hidden]`` at tree node ``node``.
-
-        Raises:
-            CapabilityError: the engine does not offer hidden states.
-        """
-        return self._output.hidden_states(self._step, self._first + node - ROOT)
-
 
 @dataclass(frozen=True, slots=True)
 class Commit:

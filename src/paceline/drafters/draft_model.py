@@ -12,14 +12,14 @@ from paceline.core.request import Request
 from paceline.core.tree import Evidence
 from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
-from paceline.drafters.following import Follower, FollowingDrafter, Rows
+from paceline.drafters.following import Follower, FollowerT, FollowingDrafter, Rows
 from paceline.drafters.rows import read_row
 from paceline.engines.base import Engine, ForwardOutput
 from paceline.engines.sequence_pool import SequencePool
 
 
-class DraftModelDrafter(FollowingDrafter[Follower]):
-    """Proposes what a smaller model would say that shares most token ids with the target.
+class ModelDrafter(FollowingDrafter[FollowerT]):
+    """Proposes what a model would say that shares most token ids with the target.
 
     It grows a chain of its best proposal at every position; with siblings, the runners-up hang beside the chain.
 
@@ -60,18 +60,6 @@ class DraftModelDrafter(FollowingDrafter[Follower]):
         # What a draft lacks is mostly a token of chat templates. It parts turns, as an end of text parts texts.
         self._stand_in = min(vocabulary.end_ids, default=0)
 
-    def _follow(self, request: Request) -> Follower:
-        return Follower(request.token_ids)
-
-    def _num_kept(self, follower: Follower, commit: Commit) -> int:
-        # The last emitted token stays out even if it was fed: the next round feeds it to get its row.
-        kept = 0
-        for fed_token, token_id in zip(follower.fed, commit.token_ids[:-1], strict=False):
-            if fed_token != token_id:
-                break
-            kept += 1
-        return kept
-
     def _readable(self, token_ids: list[int]) -> list[int]:
         """Put an id of the draft's own in the place of those that it has no embedding for."""
         if not self._lacks_ids:
@@ -79,7 +67,7 @@ class DraftModelDrafter(FollowingDrafter[Follower]):
         size, stand_in = self._vocab_size, self._stand_in
         return [token_id if token_id < size else stand_in for token_id in token_ids]
 
-    def _propose(self, job: DraftJob, follower: Follower, rows: Rows) -> bool:
+    def _propose(self, job: DraftJob, follower: FollowerT, rows: Rows) -> bool:
         proposals, probability = self._read(job, follower.frontier, rows.output, rows.step)
         if not proposals:
             return False
@@ -110,6 +98,22 @@ class DraftModelDrafter(FollowingDrafter[Follower]):
         logits = logits.copy()  # rows are borrowed
         logits[self._masked] = -np.inf
         return logits
+
+
+class DraftModelDrafter(ModelDrafter[Follower]):
+    """Proposes what a smaller model would say that shares most token ids with the target."""
+
+    def _follow(self, request: Request) -> Follower:
+        return Follower(request.token_ids)
+
+    def _num_kept(self, follower: Follower, commit: Commit) -> int:
+        # The last emitted token stays out even if it was fed: the next round feeds it to get its row.
+        kept = 0
+        for fed_token, token_id in zip(follower.fed, commit.token_ids[:-1], strict=False):
+            if fed_token != token_id:
+                break
+            kept += 1
+        return kept
 
 
 def _proposable(size: int, unshared_ids: Iterable[int]) -> tuple[int, npt.NDArray[np.int64]]:

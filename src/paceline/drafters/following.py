@@ -162,6 +162,14 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         """Return tokens of the text as the model is fed them."""
         return token_ids
 
+    def _first_readable(self, follower: FollowerT) -> int:
+        """Return the first token of the text that the model can begin to read at."""
+        return 0
+
+    def _states(self, follower: FollowerT, start: int, stop: int) -> FloatArray | None:
+        """Return the states ``[stop - start, width]`` that a head reads these tokens of the text with."""
+        return None
+
     def _outputs(self, num_tokens: int, num_jobs: int) -> tuple[int, ...]:
         """Return the rows wanted of a text's last ``num_tokens`` tokens, the last among them."""
         return (num_tokens - 1,)
@@ -293,7 +301,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         # Which history a draft sees changes what it proposes, never what is emitted.
         assert follower.sequence is not None
         self.pool.hold(follower.sequence, ())
-        follower.start = len(follower.text) - self._context_length // 2
+        follower.start = max(len(follower.text) - self._context_length // 2, self._first_readable(follower))
         follower.cached = 0
         self.pool.trim(follower.sequence, 0)
         return True
@@ -309,7 +317,8 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
                 assert follower.sequence is not None
                 left = len(open_jobs) - index - 1
                 if follower.drafted is None:
-                    missing = self._readable(follower.text[follower.start + follower.cached :])
+                    first = follower.start + follower.cached
+                    missing = self._readable(follower.text[first:])
                     # Keep a row for each job that follows, so that all frontiers can meet in the last pass; the
                     # last token of a job is held back until they do.
                     chunk = missing[: room - left]
@@ -320,6 +329,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
                             chunk,
                             range(COMMITTED_END, COMMITTED_END + len(chunk)),
                             self._outputs(len(chunk), len(open_jobs)),
+                            self._states(follower, first, first + len(chunk)),
                         )
                     )
                     room -= len(chunk)
@@ -348,12 +358,14 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
         fed = []
         for _, follower in open_jobs:
             assert follower.sequence is not None
-            missing = self._readable(follower.text[follower.start + follower.cached : -1])
+            first = follower.start + follower.cached
+            missing = self._readable(follower.text[first:-1])
             chunk = missing[:room]
             if follower.drafted is None and chunk:
                 room -= len(chunk)
                 parents = range(COMMITTED_END, COMMITTED_END + len(chunk))
-                steps.append(Step(follower.sequence, chunk, parents, ()))
+                states = self._states(follower, first, first + len(chunk))
+                steps.append(Step(follower.sequence, chunk, parents, (), states))
                 fed.append((follower, len(chunk)))
         self.engine.forward(steps)
         for follower, count in fed:

@@ -9,6 +9,7 @@ from paceline.core.errors import InputError, VocabularyMismatchError, blame
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.head import HeadDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.drafters.translated import TranslatedDrafter
@@ -70,6 +71,9 @@ def build_drafters(
     for name in names:
         if name == "draft":
             assert draft is not None
+            if draft.capabilities.reads_states:
+                drafters.append(HeadDrafter(draft, target=target.vocabulary))
+                continue
             tokens = draft_tokens or relate_draft(target.vocabulary, draft.vocabulary, draft_vocab, draft_map)
             drafters.append(_draft_drafter(target.vocabulary, draft, draft_pool, tokens))
         elif name == "suffix":

@@ -41,12 +41,15 @@ class Step:
         parents: ``[rows]`` pending node each row follows, or :data:`COMMITTED_END`. With ``k`` nodes pending before
             the pass, row ``i`` becomes node ``k + i``; a parent is always an earlier node.
         outputs: rows (indices into ``token_ids``, ascending) whose logits are wanted.
+        states: for a head (:attr:`EngineCapabilities.reads_states`) ``[rows, width]``, the target's state that each row
+            is read with; ``None`` to read each with the head's own state of the row it follows.
     """
 
     sequence: int
     token_ids: Sequence[int]
     parents: Sequence[int]
     outputs: Sequence[int]
+    states: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class EngineCapabilities:
             - before the engine's next pass, once, and never all of the step;
             - of a step of more than ``max_rollback + 1`` rows only if it had its pass to itself;
             - not at all once the sequence was forked.
-        hidden_states: whether outputs carry the last hidden state too.
+        state_width: numbers of the state that each token leaves (:meth:`Engine.states`); 0 where none are held.
+        reads_states: whether it is a *head*, whose rows are tokens together with states of that width.
         logit_tolerance: difference that is put down to rounding, for these weights, without measuring it: between
             logits of the same row in passes of different width and at other places in the cache. What is more has to
             be measured (docs/architecture.md, "Numerics").
@@ -82,9 +86,10 @@ class EngineCapabilities:
     cells: int | None
     trees: bool
     max_rollback: int | None
-    hidden_states: bool
     logit_tolerance: float
     shares_passes: bool = True
+    state_width: int = 0
+    reads_states: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,14 +122,6 @@ class ForwardOutput(Protocol):
 
     def logits(self, step: int, output: int) -> FloatArray:
         """Return the logits ``[vocab]`` of ``steps[step].outputs[output]``: borrowed, read-only, waits if needed."""
-        ...
-
-    def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Return the last hidden state ``[hidden]`` of that row.
-
-        Raises:
-            CapabilityError: the engine does not offer hidden states.
-        """
         ...
 
 
@@ -183,6 +180,27 @@ class Engine(Protocol):
 
     def length(self, sequence: int) -> int:
         """Return the number of committed tokens."""
+        ...
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        """Return the states of committed tokens ``[stop - start, state_width]``: borrowed until the sequence changes.
+
+        A state is what the output layer reads for that token.
+
+        Raises:
+            CapabilityError: the engine holds no states.
+            ValueError: those of some of these tokens are not held (:meth:`first_state`).
+        """
+        ...
+
+    def first_state(self, sequence: int) -> int:
+        """Return the first committed token whose state is held, with those of all behind it.
+
+        States of a text's beginning are let go, and those of a sequence that was restored may never have been there.
+
+        Raises:
+            CapabilityError: the engine holds no states.
+        """
         ...
 
     def fork(self, sequence: int) -> int:

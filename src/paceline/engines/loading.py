@@ -19,6 +19,8 @@ from paceline.engines.context_length import cell_bytes, choose_context_length
 from paceline.engines.exactness import check_exact
 from paceline.engines.options import ENGINE_NAMES, ModelOptions, engine_for
 from paceline.models.description import describe
+from paceline.models.gguf_checks import is_mtp_file
+from paceline.models.gguf_header import read_gguf_header
 
 _MAX_SPECIAL_TOKENS: Final = 8
 """Tokens that a tokenizer may put around a text, or take for the space that it puts before it."""
@@ -44,6 +46,31 @@ def open_engine(options: ModelOptions) -> Engine:
 
         return TorchHFEngine(options)
     raise _unknown_engine(name)
+
+
+def has_head(options: ModelOptions) -> bool:
+    """Return whether a model's file has a head, an MTP layer, that can draft here."""
+    path = Path(options.path)
+    if (options.engine or engine_for(path)) != "llama_cpp":
+        return False
+    from paceline.engines.llama_cpp.states import has_head
+
+    return has_head(path)
+
+
+def is_head(options: ModelOptions) -> bool:
+    """Return whether a file holds a head alone, an MTP layer without the model that it drafts for."""
+    path = Path(options.path)
+    return path.is_file() and is_mtp_file(read_gguf_header(path))
+
+
+def open_head(target: Engine, path: Path | None) -> Engine:
+    """Return the head that drafts for a target, which holds states, in a file of its own or the target's."""
+    from paceline.engines.llama_cpp import LlamaCppEngine
+
+    if not isinstance(target, LlamaCppEngine):
+        raise CapabilityError("heads draft for GGUF targets alone: name another draft model")
+    return target.open_head(path)
 
 
 def open_embedder(options: ModelOptions, pooling: Pooling | None = None) -> EmbeddingEngine:

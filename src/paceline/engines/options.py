@@ -14,7 +14,7 @@ from paceline.core.fields import Flag, Option, described, same, setting, take_va
 from paceline.engines.limits import check_range
 from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
 from paceline.models.description import describe
-from paceline.models.registry import names_own_draft
+from paceline.models.registry import MTP_DRAFT, names_own_draft
 from paceline.models.weight_files import check_model_folder
 from paceline.sizes import parse_bytes
 from paceline.vocabularies.token_pairs import DRAFT_VOCABS, DraftVocab, check_pairs
@@ -93,6 +93,8 @@ class ModelOptions:
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
             (:mod:`paceline.models.sampling_defaults`).
+        hold_states: keep the states of the latest tokens, which heads draft from; of a file with an MTP layer, load
+            that too.
         verbose: let the engine print what it has to say.
         other_memory: what else the process is to hold of ``memory``. Only ``llama_cpp``.
         rows_read: of a model that only drafts, most rows of a pass whose logits are read; passes are no wider than
@@ -232,6 +234,7 @@ class ModelOptions:
             negated=True,
         ),
     )
+    hold_states: bool = False
     verbose: bool = setting(False, Option("truth"), _OUTPUT("-v --verbose", "Let the engine log to stderr."))
     other_memory: OtherMemory = NO_OTHER_MEMORY
     rows_read: int | None = None
@@ -286,7 +289,8 @@ class DraftOptions:
 
     Attributes:
         path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named. The text
-            ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.conversion.own_draft`).
+            ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.conversion.own_draft`), and
+            ``"mtp"`` the MTP layer in its own file, which it gets where none is named.
         context_length: tokens it sees; 0 is all that it was made for. ``None`` is the target's, twice that where its
             drafts are translated, and no more than it was made for.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
@@ -308,7 +312,8 @@ class DraftOptions:
         Option("other", variable="MODEL"),
         _MODELS(
             "-md --model-draft --spec-draft-model",
-            "Draft model with mostly the same tokens; self is the target, quantised smaller.",
+            "Draft model with mostly the same tokens; self is the target, quantised smaller, mtp the MTP layer in its "
+            "file. [dim]\\[mtp where there is one][/dim]",
             metavar="MODEL",
         ),
     )
@@ -409,7 +414,7 @@ class DraftOptions:
         if self.path is None:
             raise InputError("no draft model is named: give one (`draft`)")
         # What is quantised smaller is all else that its target is.
-        like = target.path if names_own_draft(self.path) else self.path
+        like = target.path if names_own_draft(self.path) or self.path == MTP_DRAFT else self.path
         context_length = self.context_length
         if context_length == 0:
             context_length = own_context(like, "`DraftOptions.context_length`")

@@ -60,6 +60,8 @@ def check_step(step: Step, pending: PendingTree, committed: int, capabilities: E
     before = len(pending)
     if rows == 0:
         raise ValueError("a step needs at least one row")
+    if step.states is not None and not capabilities.reads_states:
+        raise ValueError("a step brings states, and this engine is no head")
     if len(step.parents) != rows:
         raise ValueError(f"a step of {rows} tokens has {len(step.parents)} parents")
     deepest = 0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from paceline.core.arrays import Float64Array
+from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, ClosedError, InputError, NoRoomError
 from paceline.core.noise import uniform_from_words
@@ -20,10 +20,20 @@ from paceline.core.vocabulary import InfillTokens
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
 from paceline.engines.pending_tree import PendingTree, check_step
+from paceline.engines.state_track import StateTrack, states_for_rows
 from paceline.vocabularies.length import TokenReach
 
 LogitFunction: TypeAlias = Callable[[Sequence[int]], Float64Array]
 """A model: takes all tokens so far (at least one) and returns the logits ``[vocab]`` of the next."""
+
+HeadRow: TypeAlias = tuple[int, FloatArray]
+"""What a head reads of a token: its id, and a state ``[width]``."""
+
+HeadFunction: TypeAlias = Callable[[Sequence[HeadRow]], Float64Array]
+"""A head: takes all rows so far and returns the logits ``[vocab]`` of the next token."""
+
+StateFunction: TypeAlias = Callable[[Sequence[Any]], FloatArray]
+"""The state ``[width]`` that the last of all tokens so far leaves; of a head, the last of all rows."""
 
 CostCurve: TypeAlias = Callable[[int, int], float]
 """Seconds of a pass, from its number of rows and the number of tokens in the cache before it."""
@@ -97,26 +107,30 @@ class ScriptedVocabulary:
 
 @dataclass(slots=True)
 class _ScriptedSequence:
-    committed: list[int]
+    """Rows are token ids, or a head's tokens with their states."""
+
+    committed: list[Any]
     pending: PendingTree
-    pending_tokens: list[int]
+    pending_rows: list[Any]
+    track: StateTrack | None
     latest_pass: int = 0
     undoable: int = 0
 
-    def tokens_to(self, node: int) -> list[int]:
-        return self.committed + [self.pending_tokens[i] for i in self.pending.path_to(node)]
+    def rows_to(self, node: int) -> list[Any]:
+        return self.committed + [self.pending_rows[i] for i in self.pending.path_to(node)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Saved:
     engine: ScriptedEngine
-    committed: tuple[int, ...]
+    committed: tuple[Any, ...]
+    track: StateTrack | None
 
 
 class ScriptedOutput:
     """Logits of a pass, computed when they are read."""
 
-    def __init__(self, model: LogitFunction, prefixes: list[list[list[int]]]) -> None:
+    def __init__(self, model: LogitFunction | HeadFunction, prefixes: list[list[list[Any]]]) -> None:
         self._model = model
         self._prefixes = prefixes
 
@@ -126,12 +140,9 @@ class ScriptedOutput:
     def logits(self, step: int, output: int) -> Float64Array:
         return self._model(self._prefixes[step][output])
 
-    def hidden_states(self, step: int, output: int) -> Float64Array:
-        raise CapabilityError("the scripted engine has no hidden states")
-
 
 class ScriptedEngine:
-    """Runs a :data:`LogitFunction` behind the engine contract.
+    """Runs a :data:`LogitFunction` behind the engine contract, or a :data:`HeadFunction`.
 
     Args:
         model: the function.
@@ -144,6 +155,8 @@ class ScriptedEngine:
         max_rollback: rows that can be taken back, as of a recurrent model; ``None`` for any number.
         cells: tokens that all sequences together may hold; ``None`` for no limit.
         shares_passes: whether a pass may have rows of several sequences.
+        state_of: the state that a token leaves, of ``state_width`` numbers; ``None`` where none are held.
+        reads_states: whether ``model`` is a head, and reads tokens with states of that width.
         cost: seconds of a pass; by default 1.
         clock: moved by ``cost``.
     """
@@ -152,7 +165,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        model: LogitFunction,
+        model: LogitFunction | HeadFunction,
         vocabulary: ScriptedVocabulary,
         *,
         context_length: int = 4096,
@@ -163,6 +176,9 @@ class ScriptedEngine:
         max_rollback: int | None = None,
         cells: int | None = None,
         shares_passes: bool = True,
+        state_of: StateFunction | None = None,
+        state_width: int = 0,
+        reads_states: bool = False,
         cost: CostCurve | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
@@ -175,12 +191,14 @@ class ScriptedEngine:
             cells=cells,
             trees=trees and max_rollback is None,
             max_rollback=max_rollback,
-            hidden_states=False,
             logit_tolerance=0.0,
             shares_passes=shares_passes,
+            state_width=state_width,
+            reads_states=reads_states,
         )
         self.clock = clock or VirtualClock()
         self._model = model
+        self._state_of = state_of
         self._cost = cost or (lambda rows, context: 1.0)
         self._sequences: dict[int, _ScriptedSequence] = {}
         self._cell_count = CellCount()
@@ -196,7 +214,8 @@ class ScriptedEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        self._sequences[handle] = _ScriptedSequence([], PendingTree(), [])
+        track = None if self._state_of is None else StateTrack(self.capabilities.state_width)
+        self._sequences[handle] = _ScriptedSequence([], PendingTree(), [], track)
         return handle
 
     def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
@@ -217,19 +236,23 @@ class ScriptedEngine:
             for token_id in step.token_ids:
                 if not 0 <= token_id < self.vocabulary.size:
                     raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocabulary.size}")
+        rows_read = [self._rows(step) for step in steps]
         used = self._take_cells(rows)
         self._num_passes += 1
         prefixes = []
-        for step in steps:
+        for index, step in enumerate(steps):
             sequence = self._sequences[step.sequence]
             first = len(sequence.pending)
             sequence.pending.append(step.parents)
-            sequence.pending_tokens.extend(step.token_ids)
+            sequence.pending_rows.extend(rows_read[index])
             sequence.latest_pass = self._num_passes
             most = self.capabilities.max_rollback or 0
             is_short = len(steps) == 1 or len(step.token_ids) <= most + 1
             sequence.undoable = min(most, len(step.token_ids) - 1) if is_short else 0
-            prefixes.append([sequence.tokens_to(first + row) for row in step.outputs])
+            if sequence.track is not None and self._state_of is not None:
+                nodes = range(first, first + len(step.token_ids))
+                sequence.track.append(np.stack([self._state_of(sequence.rows_to(node)) for node in nodes]))
+            prefixes.append([sequence.rows_to(first + row) for row in step.outputs])
         self.clock.advance(self._cost(rows, used))
         return ScriptedOutput(self._model, prefixes)
 
@@ -237,11 +260,19 @@ class ScriptedEngine:
         state = self._sequence(sequence)
         state.pending.check_path(path)
         self._check_rollback(state, len(state.pending) - len(path), len(state.committed) + len(path))
-        state.committed += [state.pending_tokens[node] for node in path]
+        state.committed += [state.pending_rows[node] for node in path]
+        if state.track is not None:
+            state.track.commit(path)
         self._drop_pending(state)
 
     def length(self, sequence: int) -> int:
         return len(self._sequence(sequence).committed)
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        return self._track(sequence).read(start, stop)
+
+    def first_state(self, sequence: int) -> int:
+        return self._track(sequence).start
 
     def fork(self, sequence: int) -> int:
         state = self._sequence(sequence)
@@ -251,6 +282,7 @@ class ScriptedEngine:
         state.undoable = 0
         self._cell_count.fork(sequence, handle, len(state.committed))
         self._sequences[handle].committed = list(state.committed)
+        self._sequences[handle].track = None if state.track is None else state.track.copy()
         return handle
 
     def trim(self, sequence: int, length: int) -> None:
@@ -260,6 +292,8 @@ class ScriptedEngine:
         self._check_rollback(state, len(state.committed) + len(state.pending) - length, length)
         self._cell_count.trim(sequence, length)
         del state.committed[length:]
+        if state.track is not None:
+            state.track.trim(length)
         self._drop_pending(state)
 
     def saved_bytes(self, sequence: int) -> int:
@@ -269,7 +303,7 @@ class ScriptedEngine:
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError("a sequence with pending nodes cannot be saved: commit first")
-        saved = _Saved(self, tuple(state.committed))
+        saved = _Saved(self, tuple(state.committed), None if state.track is None else state.track.copy())
         floor = 0 if self.capabilities.max_rollback is None else len(saved.committed)
         return SavedSequence(len(saved.committed), _SAVED_TOKEN_BYTES * len(saved.committed), floor, saved)
 
@@ -280,6 +314,7 @@ class ScriptedEngine:
         self._take_cells(saved.length)
         handle = self.open()
         self._sequences[handle].committed = list(saved.state.committed)
+        self._sequences[handle].track = None if saved.state.track is None else saved.state.track.copy()
         return handle
 
     def close_sequence(self, sequence: int) -> None:
@@ -290,6 +325,20 @@ class ScriptedEngine:
     def close(self) -> None:
         self._sequences.clear()
         self._closed = True
+
+    def _rows(self, step: Step) -> list[Any]:
+        """Return what the model reads of a step."""
+        if not self.capabilities.reads_states:
+            return list(step.token_ids)
+        state = self._sequences[step.sequence]
+        read = states_for_rows(step, state.track, len(state.pending), self.capabilities.state_width)
+        return list(zip(step.token_ids, np.array(read), strict=True))
+
+    def _track(self, sequence: int) -> StateTrack:
+        track = self._sequence(sequence).track
+        if track is None:
+            raise CapabilityError("this engine holds no states: load it for drafts from them")
+        return track
 
     def _take_cells(self, more: int) -> int:
         """Return the cells in use; raise ``NoRoomError`` if there are not so many more."""
@@ -310,7 +359,7 @@ class ScriptedEngine:
 
     def _drop_pending(self, state: _ScriptedSequence) -> None:
         state.pending.clear()
-        state.pending_tokens.clear()
+        state.pending_rows.clear()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -36,8 +36,11 @@ _BYTE_LEVEL_SPACE: Final = "\u0120".encode()
 _SENTENCEPIECE_BYTES: Final = frozenset(b"<0x%02X>" % byte for byte in range(256))
 
 
-def check_values(path: Path, header: GgufHeader) -> None:
-    """Raise ``ModelFileError`` for a value in a header over which llama.cpp would end the process."""
+def check_values(path: Path, header: GgufHeader, *, may_be_head: bool = False) -> None:
+    """Raise ``ModelFileError`` for a value in a header over which llama.cpp would end the process.
+
+    As a whole model it would be ended by a file with the layers of a head alone, too.
+    """
     said = header.metadata
     architecture = str(said.get("general.architecture"))
 
@@ -56,8 +59,7 @@ def check_values(path: Path, header: GgufHeader) -> None:
     layers, predicting = whole("block_count"), whole("nextn_predict_layers") or 0
     if layers is not None:
         check_range("nextn_predict_layers", 0, layers, "layers of this model")
-        # The first of several files may have any of the layers.
-        if predicting > 0 and "split.count" not in said and not _has_trunk(header, layers - predicting):
+        if not may_be_head and is_mtp_file(header):
             raise ModelFileError(
                 f"{path} is no model but a head that drafts for one ({architecture}.nextn_predict_layers is "
                 f"{predicting}, and there are no layers before these); give the file of the whole model"
@@ -127,9 +129,16 @@ def _check_experts(path: Path, said: Mapping[str, Value], architecture: str) -> 
         raise _damage_error(path, f"{architecture}.{key}", value, limit)
 
 
-def _has_trunk(header: GgufHeader, layers: int) -> bool:
+def is_mtp_file(header: GgufHeader) -> bool:
+    """Return whether a file has the MTP layers of a model and none of those before them."""
+    said = header.metadata
+    architecture = said.get("general.architecture")
+    layers, predicting = (said.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if not isinstance(layers, int) or not isinstance(predicting, int) or predicting <= 0 or "split.count" in said:
+        # The first of several files may have any of the layers.
+        return False
     numbers = {int(found[1]) for name in header.tensors if (found := _LAYER.match(name)) is not None}
-    return not numbers or min(numbers) < layers
+    return bool(numbers) and min(numbers) >= layers - predicting
 
 
 def _damage_error(path: Path, key: str, value: object, limit: str) -> ModelFileError:

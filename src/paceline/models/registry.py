@@ -35,6 +35,8 @@ CACHE_VARIABLE = "PACELINE_CACHE"
 
 OWN_DRAFT: Final = "self"
 """Name of a target's own draft where a draft model is named. A file of that name is ``./self``."""
+MTP_DRAFT: Final = "mtp"
+"""Name of the MTP layer in a target's own file where a draft model is named. A file of that name is ``./mtp``."""
 
 
 def models_folder() -> Path:

@@ -140,7 +140,7 @@ def store_entry(kind: EntryKind, key: PairKey, data: dict[str, Any]) -> Path | N
 def _model_facts(engine: Engine, options: ModelOptions) -> dict[str, Any]:
     capabilities = dataclasses.asdict(engine.capabilities)
     # These come with other settings and cost nothing.
-    for irrelevant in ("trees", "logit_tolerance", "hidden_states"):
+    for irrelevant in ("trees", "logit_tolerance", "state_width", "reads_states"):
         del capabilities[irrelevant]
     return {
         **_option_facts(options),

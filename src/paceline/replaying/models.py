@@ -25,6 +25,7 @@ from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.pending_tree import PendingTree
+from paceline.engines.state_track import MAX_STATES
 
 _NO_LIMIT = 1 << 30
 _NO_ROW = np.empty(0, dtype=np.float32)
@@ -57,6 +58,9 @@ class TextVerifier(CoupledVerifier):
         return self._text[min(position - self._num_prompt, len(self._text) - 1)]
 
 
+_NO_ROWS_HELD = "this drafter reads the target's rows, which recordings do not hold: leave it out"
+
+
 class NoRows:
     """The output of a model that is not there."""
 
@@ -64,10 +68,7 @@ class NoRows:
         """Virtual passes are over at once."""
 
     def logits(self, step: int, output: int) -> FloatArray:
-        raise CapabilityError("this drafter reads the target's rows, which recordings do not hold: leave it out")
-
-    def hidden_states(self, step: int, output: int) -> FloatArray:
-        return self.logits(step, output)
+        raise CapabilityError(_NO_ROWS_HELD)
 
 
 @dataclass(slots=True)
@@ -86,12 +87,19 @@ class ReplayEngine:
         clock: moved by ``cost``.
         vocabulary: the model's.
         max_depth: deepest tree of a round; ``None`` for no limit.
+        states: ``[tokens, width]`` of the one text that it stands for; ``None`` where none were recorded.
     """
 
     description = "replayed model"
 
     def __init__(
-        self, cost: PassCost, clock: VirtualClock, vocabulary: Vocabulary, *, max_depth: int | None = None
+        self,
+        cost: PassCost,
+        clock: VirtualClock,
+        vocabulary: Vocabulary,
+        *,
+        max_depth: int | None = None,
+        states: FloatArray | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.capabilities = EngineCapabilities(
@@ -103,14 +111,23 @@ class ReplayEngine:
             trees=True,
             # The loop drafts no deeper than can be taken back, which is how it hears what was recorded.
             max_rollback=max_depth,
-            hidden_states=False,
             logit_tolerance=0.0,
         )
         self._cost = cost
         self._clock = clock
+        self._states = states
         self._sequences: dict[int, _Cached] = {}
         self._opened = 0
         self._used = 0
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        if self._states is None:
+            raise CapabilityError(_NO_ROWS_HELD)
+        rows: FloatArray = self._states[start:stop]
+        return rows
+
+    def first_state(self, sequence: int) -> int:
+        return max(self.length(sequence) - MAX_STATES, 0)
 
     def open(self) -> int:
         handle = self._opened

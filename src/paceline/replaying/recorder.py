@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias, Unpack
 
+import numpy as np
+
+from paceline.core.arrays import FloatArray
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, InputError
 from paceline.core.params import SamplingParams, StopRules
@@ -20,6 +23,8 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.state_track import MAX_STATES
 from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.replaying.models import ReplayEngine, TextVerifier
 from paceline.replaying.recording import (
@@ -72,8 +77,10 @@ def record(
         if not model.repeats_text({"temperature": stream.params.temperature}):
             raise InputError("under rejection the text depends on what is drafted: record with coupled, or greedily")
         generation = stream.result()
-    return model.worker.call(
-        lambda: record_answer(
+
+    def ask() -> Recording:
+        model.pool.make_room()
+        return record_answer(
             model.drafters,
             model.target.vocabulary,
             stream.prompt_ids,
@@ -85,8 +92,10 @@ def record(
             depth=depth,
             siblings=siblings,
             report=report,
+            states=read_states(model.target, [*stream.prompt_ids, *generation.token_ids]),
         )
-    )
+
+    return model.worker.call(ask)
 
 
 def record_answer(
@@ -102,6 +111,7 @@ def record_answer(
     depth: int = RECORDED_DEPTH,
     siblings: int = RECORDED_SIBLINGS,
     report: Report | None = None,
+    states: FloatArray | None = None,
 ) -> Recording:
     """Ask every drafter what it would propose at every position of an answer that is there already.
 
@@ -117,6 +127,7 @@ def record_answer(
         finish_reason: why it ended.
         depth: deepest proposals to record; a replayed policy cannot draft deeper.
         siblings: most proposals to record for one position.
+        states: what :func:`read_states` returned for prompt and answer.
 
     Raises:
         InputError: there is no answer, or the depth or the siblings are below 1.
@@ -128,7 +139,7 @@ def record_answer(
     budget = DraftBudget(depth, siblings, probability=True, margin=True)
     notes = [_NotingPolicy(drafter.name, budget) for drafter in drafters]
     loops = [
-        DecodingLoop(ReplayEngine(_for_nothing, VirtualClock(), vocabulary), [drafter], note)
+        DecodingLoop(ReplayEngine(_for_nothing, VirtualClock(), vocabulary, states=states), [drafter], note)
         for drafter, note in zip(drafters, notes, strict=True)
     ]
     # So long that the last position has drafts as deep as the others.
@@ -167,6 +178,26 @@ def record_answer(
             for drafter, has_model, note in zip(drafters, is_model, notes, strict=True)
         ),
     )
+
+
+def read_states(target: Engine, token_ids: Sequence[int]) -> FloatArray | None:
+    """Return the states ``[tokens, width]`` of a text, for drafters that read them; ``None`` where none are held.
+
+    The target must have a sequence to spare.
+    """
+    if not target.capabilities.state_width:
+        return None
+    sequence = target.open()
+    rows, found = min(target.capabilities.max_rows, MAX_STATES), []
+    try:
+        for start in range(0, len(token_ids), rows):
+            chunk = token_ids[start : start + rows]
+            target.forward([Step(sequence, chunk, range(COMMITTED_END, len(chunk) - 1), ())])
+            target.commit(sequence, range(len(chunk)))
+            found.append(target.states(sequence, start, start + len(chunk)).copy())
+    finally:
+        target.close_sequence(sequence)
+    return np.concatenate(found)
 
 
 class _NotingPolicy(PolicyBase):

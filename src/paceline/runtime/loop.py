@@ -167,6 +167,7 @@ class DecodingLoop:
                     field="ignore_end",
                 )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
+            request.target = self._engine
             self._policy.check(request)
             self._scheduler.add(request, prefilled)
         except BaseException:

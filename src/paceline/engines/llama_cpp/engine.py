@@ -43,6 +43,7 @@ from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequen
 from paceline.engines.cell_count import CellCount
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.batch import NativeBatch
+from paceline.engines.llama_cpp.heads import load_head
 from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps
@@ -52,6 +53,7 @@ from paceline.engines.memory import Footprint, MemoryPlan
 from paceline.engines.options import ModelOptions
 from paceline.engines.pending_tree import PendingTree, check_step
 from paceline.engines.process_forks import native_threads
+from paceline.engines.state_track import StateTrack, states_for_rows
 from paceline.engines.warming import warm_up
 from paceline.models.fingerprints import fingerprint
 
@@ -67,6 +69,7 @@ class _NativeSequence:
         following: branch ids not in use, to the number of committed tokens they see.
         keeper: with sliding windows, an id that keeps old cells from being overwritten; else ``None``.
         kept: number of committed tokens the keeper sees.
+        track: states of its tokens; ``None`` where none are held.
         floor: fewest tokens, besides 0, that it can be trimmed to: what windows saw before was not saved with it.
         last_rows: recurrent models only: rows of this sequence in its latest pass.
         pads: recurrent models only: padding rows behind these.
@@ -78,6 +81,7 @@ class _NativeSequence:
 
     main: int
     keeper: int | None
+    track: StateTrack | None = None
     committed: int = 0
     pending: PendingTree = field(default_factory=PendingTree)
     lines: list[int] = field(default_factory=list)
@@ -130,10 +134,11 @@ class _Placement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SavedState:
-    """What llama.cpp wrote of a sequence, and the context that can read it."""
+    """What llama.cpp wrote of a sequence, the context that can read it, and states where they are held."""
 
     context: Any
     data: npt.NDArray[np.uint8]
+    track: StateTrack | None
 
 
 class _Output:
@@ -173,9 +178,6 @@ class _Output:
         row: FloatArray = rows[self._firsts[step] + output] if copied is None else copied[output]
         return row
 
-    def hidden_states(self, step: int, output: int) -> FloatArray:
-        raise CapabilityError("the GGUF engine does not offer hidden states; use a drafter that needs none")
-
 
 class LlamaCppEngine:
     """A GGUF model on llama.cpp. See :class:`~paceline.engines.base.Engine` for the contract.
@@ -192,12 +194,14 @@ class LlamaCppEngine:
     """
 
     def __init__(self, options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> None:
-        loaded = load_model(options, batch_rows=batch_rows, output_rows=output_rows)
+        self._start(load_model(options, batch_rows=batch_rows, output_rows=output_rows))
+
+    def _start(self, loaded: LoadedModel) -> None:
         self._vocabulary = GgufVocabulary(loaded.model)
         self._vocabulary_size = self._vocabulary.size
         self._finalizer = weakref.finalize(self, _release, loaded, self._vocabulary)
         self._loaded = loaded
-        self._path = Path(options.path)
+        self._path = Path(loaded.options.path)
         self._context: Any = loaded.context
         self._memory: Any = api.llama_get_memory(loaded.context)
         self._description = loaded.description
@@ -212,7 +216,7 @@ class LlamaCppEngine:
         self._num_ids = settings.max_ids
         self._threads = settings.threads
         self._threads_in_use = settings.threads.most
-        self._batch = NativeBatch(settings.native_rows, settings.max_ids)
+        self._batch = self._new_batch()
         # Pads may lie behind the end of the context.
         self._ramp: npt.NDArray[np.int32] = np.arange(
             self._capabilities.context_length + (self._capabilities.max_rollback or 0), dtype=np.int32
@@ -220,6 +224,9 @@ class LlamaCppEngine:
         # Recurrent models only: cells of their layers with attention, and sequences that have pads.
         self._cells = CellCount()
         self._padded: list[_NativeSequence] = []
+        # Of the latest native call, whose states lie in llama.cpp's buffer: sequences, the first row of each, its rows.
+        self._unread: list[tuple[_NativeSequence, int, int]] = []
+        self._unread_rows = 0
         self._generation = 0
         self._logits_address = 0
         self._logits_view: npt.NDArray[np.float32] | None = None
@@ -234,6 +241,17 @@ class LlamaCppEngine:
                 self.close()
                 raise
             self._description += ", layers streamed"
+
+    def open_head(self, path: Path | None = None) -> LlamaCppEngine:
+        """Return an engine for an MTP layer, which reads this engine's states (``ModelOptions.hold_states``).
+
+        Either may be closed first. The layer is that of this model's own file, which must have one, or in a file of its
+        own. Raises as :func:`load_head` does.
+        """
+        self._check_open()
+        head = LlamaCppEngine.__new__(LlamaCppEngine)
+        head._start(load_head(self._loaded, path))
+        return head
 
     def _try_rows(self, rows: int) -> FloatArray:
         """Return the logits ``[rows, vocab]`` of a chain of some tokens."""
@@ -305,7 +323,7 @@ class LlamaCppEngine:
         self._context = self._loaded.context
         self._memory = api.llama_get_memory(self._context)
         self._capabilities = self._loaded.capabilities
-        self._batch = NativeBatch(self._loaded.settings.native_rows, self._num_ids)
+        self._batch = self._new_batch()
         self._threads_in_use = self._threads.most
 
     # --- sequences ----------------------------------------------------------------------------------------------------
@@ -318,7 +336,8 @@ class LlamaCppEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        state = _NativeSequence(self._take_id(), None)
+        width = self._capabilities.state_width
+        state = _NativeSequence(self._take_id(), None, StateTrack(width) if width else None)
         self._sequences[handle] = state
         try:
             if self._has_keepers:
@@ -348,6 +367,7 @@ class LlamaCppEngine:
         handle = self.open()
         copy = self._sequences[handle]
         copy.committed, copy.floor = state.committed, state.floor
+        copy.track = None if state.track is None else state.track.copy()
         # A recurrent state is shared until either has a pass; what steps one of them back would step back both.
         state.snapshots = 0
         api.llama_memory_seq_cp(self._memory, state.main, copy.main, 0, -1)
@@ -389,9 +409,16 @@ class LlamaCppEngine:
                 api.llama_memory_seq_rm(memory, state.keeper, length, -1)
                 state.kept = length
         state.settle(length)
+        if state.track is not None:
+            self._read_states()
+            state.track.trim(length)
 
     def saved_bytes(self, sequence: int) -> int:
-        return int(api.llama_state_seq_get_size(self._context, self._state(sequence).main))
+        state = self._state(sequence)
+        return self._native_bytes(state) + (0 if state.track is None else state.track.num_bytes)
+
+    def _native_bytes(self, state: _NativeSequence) -> int:
+        return int(api.llama_state_seq_get_size(self._context, state.main))
 
     def save(self, sequence: int) -> SavedSequence:
         """Copy the committed tokens' state to host memory.
@@ -410,11 +437,13 @@ class LlamaCppEngine:
             )
         data = self._save_bytes(sequence)
         floor = state.committed if self._recurrent or state.committed > self._loaded.settings.window > 0 else 0
-        return SavedSequence(state.committed, len(data), floor, _SavedState(self._context, data))
+        track = None if state.track is None else state.track.copy()
+        num_bytes = len(data) + (0 if track is None else track.num_bytes)
+        return SavedSequence(state.committed, num_bytes, floor, _SavedState(self._context, data, track))
 
     def _save_bytes(self, sequence: int) -> npt.NDArray[np.uint8]:
         """Return what llama.cpp writes of a sequence."""
-        data = np.empty(self.saved_bytes(sequence), np.uint8)
+        data = np.empty(self._native_bytes(self._state(sequence)), np.uint8)
         written = api.llama_state_seq_get_data(self._context, _as_bytes(data), len(data), self._state(sequence).main)
         if written != len(data):
             raise EngineError(f"llama.cpp wrote {written} of the {len(data)} bytes of sequence {sequence}")
@@ -438,6 +467,9 @@ class LlamaCppEngine:
                 # llama.cpp's other reasons are excluded: the state is of this context.
                 raise NoRoomError(f"the cache has no free cells for the {saved.length} tokens of a saved sequence")
             state.committed, state.floor = saved.length, saved.floor
+            if state.track is not None:
+                width, known = self._capabilities.state_width, source.track
+                state.track = StateTrack(width, saved.length) if known is None else known.copy()
             self._keep(state)
         except BaseException:
             self.close_sequence(handle)
@@ -471,7 +503,7 @@ class LlamaCppEngine:
     def import_state(self, data: npt.NDArray[np.uint8], length: int, floor: int) -> SavedSequence:
         """Return what another process saved whose :attr:`made_by` was the same."""
         self._check_open()
-        return SavedSequence(length, len(data), floor, _SavedState(self._context, data))
+        return SavedSequence(length, len(data), floor, _SavedState(self._context, data, None))
 
     def lengthen(self, sequence: int, length: int) -> bool:
         """Give a sequence ``length`` tokens by copying the cells that it has; return whether that could be done.
@@ -509,6 +541,8 @@ class LlamaCppEngine:
                 api.llama_memory_seq_cp(memory, spare, state.main, 0, -1)
             api.llama_memory_seq_rm(memory, spare, -1, -1)
             state.settle(min(state.committed + tokens, length) if read == len(data) else state.committed)
+            if state.track is not None:
+                state.track = StateTrack(self._capabilities.state_width, state.committed)
             self._keep(state)
             if read != len(data):
                 return False
@@ -554,6 +588,7 @@ class LlamaCppEngine:
                 state.pending.append(step.parents)
                 state.torn = False
         except BaseException:  # a keyboard interrupt arrives right after the native call
+            self._unread.clear()
             self._undo(placements)
             for state in states:
                 state.torn = False
@@ -573,6 +608,7 @@ class LlamaCppEngine:
         state.pending.check_path(path)
         if not state.pending.parents:
             return
+        self._read_states()
         length = state.committed + len(path)
         if self._recurrent:
             self._step_back(state, length)
@@ -583,9 +619,23 @@ class LlamaCppEngine:
         else:
             state.torn = True
             self._commit_branch(state, path, length)
+        if state.track is not None:
+            state.track.commit(path)
         state.settle(length)
         if state.keeper is not None:
             self._keep(state)
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        return self._track(sequence).read(start, stop)
+
+    def first_state(self, sequence: int) -> int:
+        return self._track(sequence).start
+
+    def _track(self, sequence: int) -> StateTrack:
+        track = self._state(sequence).track
+        if track is None:
+            raise CapabilityError(f"{self._path} was loaded without its states: ask for them to draft from them")
+        return track
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
@@ -659,8 +709,16 @@ class LlamaCppEngine:
         What placing the steps changed goes to ``placements``.
         """
         row, first = 0, len(placements)
+        unread: list[tuple[_NativeSequence, int, int]] = []
+        self._read_states()
         for state, step in zip(states, steps, strict=True):
             state.torn = True
+            if self._capabilities.reads_states:
+                width = self._capabilities.state_width
+                read = states_for_rows(step, state.track, len(state.pending), width)
+                self._batch.states[row : row + len(step.token_ids)] = read
+            if state.track is not None:
+                unread.append((state, row, len(step.token_ids)))
             row = self._place(state, step, row, placements)
             if len(step.token_ids) < length:
                 row = self._pad(state, step, row, length - len(step.token_ids))
@@ -682,6 +740,8 @@ class LlamaCppEngine:
             raise NoRoomError(f"the cache has no free cells for {row} more rows")
         if status != 0:
             raise EngineError(f"llama.cpp failed a pass of {row} rows (code {status})")
+        self._unread = unread
+        self._unread_rows = row
 
     def _decode_recurrent(
         self, steps: Sequence[Step], states: Sequence[_NativeSequence], placements: list[_Placement]
@@ -859,6 +919,8 @@ class LlamaCppEngine:
             before = placement.before
             tips = placement.tips if placement.tips is not None else {before - 1: state.main}
             state.pending.truncate(before)
+            if state.track is not None:
+                state.track.truncate(before)
             del state.lines[before:]
             state.tips.clear()
             state.tips.update(tips)
@@ -871,6 +933,8 @@ class LlamaCppEngine:
                 api.llama_memory_seq_rm(memory, state.main, -1, -1)
                 state.rewound = False
                 state.settle(0)
+                if state.track is not None:
+                    state.track.trim(0)
                 self._cells.trim(next(handle for handle, other in self._sequences.items() if other is state), 0)
                 continue
             for tip, line in tips.items():
@@ -947,6 +1011,25 @@ class LlamaCppEngine:
         self._check_open()
         if generation == self._generation:  # later passes waited for earlier ones
             api.llama_synchronize(self._context)
+
+    def _read_states(self) -> None:
+        """Copy the states of the latest native call, which the next one overwrites, to the sequences that they are of.
+
+        They are copied when they are needed, so that a pass can go on while rows are sampled.
+        """
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, []
+        api.llama_synchronize(self._context)
+        rows = native.state_rows(self._context, self._unread_rows, self._capabilities.state_width)
+        for state, first, count in unread:
+            if state.track is not None:
+                state.track.append(rows[first : first + count])
+
+    def _new_batch(self) -> NativeBatch:
+        capabilities = self._capabilities
+        width = capabilities.state_width if capabilities.reads_states else 0
+        return NativeBatch(self._loaded.settings.native_rows, self._num_ids, width)
 
     def _logit_rows(self, generation: int) -> npt.NDArray[np.float32]:
         """Return llama.cpp's buffer of logits, ``[max_outputs, vocab]``, of which only this pass's rows are valid."""

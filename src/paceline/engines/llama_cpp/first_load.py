@@ -35,7 +35,7 @@ from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.llama_cpp import first_load_program
 from paceline.engines.memory import available_memory
 from paceline.models.embedded import embedded_draft, embedded_target
-from paceline.models.gguf_checks import check_tokens
+from paceline.models.gguf_checks import check_tokens, is_mtp_file
 from paceline.models.gguf_model import GgufModel
 from paceline.models.registry import models_folder
 from paceline.terminal_text import printable
@@ -148,7 +148,9 @@ def _make_job(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: 
     has_weights = model.num_parameters > 0
     available_bytes = available_memory()
     fits = available_bytes is None or model.num_bytes <= available_bytes * _DECODED_SHARE
-    decodes = fits and model.num_bytes <= _MAX_DECODED_BYTES
+    is_head = is_mtp_file(model.header)
+    # A head reads tokens together with states, which the other process has none of.
+    decodes = fits and model.num_bytes <= _MAX_DECODED_BYTES and not is_head
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = 0
     parameters.use_extra_bufts = False
@@ -157,6 +159,7 @@ def _make_job(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: 
     parameters.load_mode = api.LLAMA_LOAD_MODE_MMAP if decodes else api.LLAMA_LOAD_MODE_NONE
     parameters.no_alloc = not decodes
     parameters.vocab_only = not has_weights
+    parameters.load_mtp = is_head
     context = api.llama_context_default_params()
     context.n_ctx = _CELLS
     context.n_batch = context.n_ubatch = _ROWS
@@ -164,6 +167,9 @@ def _make_job(model: GgufModel, libraries: Sequence[ctypes.CDLL], *, tokenizes: 
     context.n_rs_seq = _SNAPSHOTS
     context.n_threads = context.n_threads_batch = 1
     context.kv_unified = context.swa_full = True
+    if is_head:
+        context.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+        context.n_rs_seq = 0
     context.offload_kqv = context.op_offload = False
     return {
         "path": os.fsencode(model.paths[0]).hex(),

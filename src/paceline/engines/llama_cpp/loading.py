@@ -18,6 +18,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.memory import memory_limit, settle_context, too_little
 from paceline.engines.llama_cpp.remarks import of_context, warn
 from paceline.engines.llama_cpp.settings import Settings, check_options, choose_settings, file_type, logit_tolerance
+from paceline.engines.llama_cpp.states import MTP_ARCHITECTURES, gives_states, state_width
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.llama_cpp.weights import free_model, read_model
@@ -39,13 +40,14 @@ _MAX_BATCH: Final = 2048
 """Most rows of a pass where layers are streamed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LoadedModel:
     """A model and its context in native memory, which :meth:`free` gives back.
 
     Attributes:
         settings: what the model and the machine allow of the options.
         context: ``llama_context *``; ``None`` if another one could not be made in its place.
+        users: all that run this model, by a context of their own each; the last one that is freed frees the model.
         keep_alive: memory that the model points into.
         stream: of its layers; ``None`` where no layers are streamed.
         room: memory for the weights, where layers are streamed.
@@ -56,6 +58,7 @@ class LoadedModel:
     settings: Settings
     model: Any
     context: Any
+    users: list[LoadedModel]
     capabilities: EngineCapabilities
     description: str
     keep_alive: list[Any]
@@ -80,7 +83,7 @@ class LoadedModel:
         # Freed before the other is made, as there may be no memory for both.
         context, self.context = self.context, None
         api.llama_free(context)
-        self.context, _ = _create_context(self.model, self.options, self.settings, self.stream)
+        self.context, _ = create_context(self.model, self.options, self.settings, self.stream)
         self.capabilities = dataclasses.replace(
             self.capabilities,
             logit_tolerance=logit_tolerance(self.model, self.settings),
@@ -90,7 +93,8 @@ class LoadedModel:
 
     def free(self) -> None:
         """Free the native memory. To be called once."""
-        free_model(self.model, self.context, self.stream)
+        self.users.remove(self)
+        free_model(None if self.users else self.model, self.context, None if self.users else self.stream)
 
 
 def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> LoadedModel:
@@ -112,6 +116,11 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
     """
     check_options(options, batch_rows, output_rows)
     path = Path(options.path)
+    if options.hold_states and not gives_states(path):
+        raise CapabilityError(
+            f"{path} gives no states to draft from: models of {', '.join(sorted(MTP_ARCHITECTURES))} do; name another "
+            "draft model"
+        )
     options = settle_context(options)
     limit_bytes = memory_limit(options)
     is_counted = limit_bytes is not None or options.own_weights
@@ -134,13 +143,13 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
             settings = dataclasses.replace(settings, attention_is_open=False)
             if batch_rows is None:
                 settings = _fit_batch(model, options, settings, int(limit_bytes * _SCRATCH_SHARE), output_rows)
-        context, more = _create_context(model, options, settings, stream)
+        context, more = create_context(model, options, settings, stream)
         if api.llama_n_rs_seq(context) and not settings.recurrent:
             # llama.cpp calls it neither recurrent nor hybrid, and still it steps back like these.
             settings = dataclasses.replace(settings, recurrent=True, keepers=False, branches=0)
             api.llama_free(context)
             context = None
-            context, more = _create_context(model, options, settings, stream)
+            context, more = create_context(model, options, settings, stream)
         scratch_bytes = native.log.buffers.get("compute", 0)
         made_bytes += sum(native.log.buffers.values())
         if is_counted:
@@ -176,11 +185,12 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
         free_model(model, context, stream)
         whole = dataclasses.replace(options, memory=None, stream=False)
         return load_model(whole, batch_rows=batch_rows, output_rows=output_rows)
-    return LoadedModel(
+    loaded = LoadedModel(
         options=options,
         settings=settings,
         model=model,
         context=context,
+        users=[],
         capabilities=EngineCapabilities(
             context_length=settings.context_length,
             max_rows=settings.batch_rows,
@@ -190,16 +200,18 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
             cells=None if api.llama_model_is_recurrent(model) or settings.apart else settings.cells,
             trees=settings.branches > 0,
             max_rollback=snapshots if settings.recurrent else None,
-            hidden_states=False,
             logit_tolerance=logit_tolerance(model, settings),
             shares_passes=not settings.apart,
+            state_width=state_width(model) if options.hold_states else 0,
         ),
-        description=_describe(model, about, options, settings),
+        description=describe_loaded(model, about, options, settings),
         keep_alive=keep_alive,
         stream=stream,
         room=room,
         footprint=Footprint(taken_bytes, min(scratch_bytes, taken_bytes)),
     )
+    loaded.users.append(loaded)
+    return loaded
 
 
 @contextmanager
@@ -224,7 +236,7 @@ def _check_kind(model: Any) -> None:
 
 def _fit_batch(model: Any, options: ModelOptions, settings: Settings, scratch_bytes: int, output_rows: int) -> Settings:
     """Return settings with passes as wide as so much scratch memory allows, a power of two."""
-    context, _ = _create_context(model, options, settings, None)
+    context, _ = create_context(model, options, settings, None)
     api.llama_free(context)
     # Some of it does not depend on the width, so this is the most that a row takes.
     row_bytes = native.log.buffers.get("compute", 0) / settings.native_rows
@@ -236,7 +248,7 @@ def _fit_batch(model: Any, options: ModelOptions, settings: Settings, scratch_by
     return settings.with_batch(min(rows, settings.context_length), output_rows)
 
 
-def _create_context(
+def create_context(
     model: Any, options: ModelOptions, settings: Settings, stream: LayerStream | None
 ) -> tuple[Any, list[str]]:
     """Return ``llama_context *``, and llama.cpp's remarks on it."""
@@ -257,6 +269,8 @@ def _create_context(
     if stream is not None:
         parameters.cb_eval = stream.callback
     parameters.n_rs_seq = settings.snapshots  # ignored by models that keep all cells
+    if settings.is_head:
+        parameters.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
     with native.log.watch() as lines:
         context = api.llama_init_from_model(model, parameters)
         if not context:
@@ -267,10 +281,13 @@ def _create_context(
             raise InputError(
                 f"a context of {settings.cells} tokens for {options.path} cannot be created: {why}; {way_out}"
             )
+        if options.hold_states:
+            native.hold_states(context)
         return context, of_context(lines)
 
 
-def _describe(model: Any, about: ModelDescription, options: ModelOptions, settings: Settings) -> str:
+def describe_loaded(model: Any, about: ModelDescription, options: ModelOptions, settings: Settings) -> str:
+    """Return the model, its quantisation and where it runs, in a few words for people."""
     weights = api.llama_ftype_name(file_type(model)).decode("utf-8", errors="replace")
     parameters = float(api.llama_model_n_params(model))
     for unit in ("", "K", "M", "B", "T"):  # noqa: B007

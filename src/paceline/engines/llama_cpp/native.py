@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import llama_cpp
 import llama_cpp.llama_cpp as api
+import numpy as np
+import numpy.typing as npt
 from llama_cpp._ctypes_extensions import load_shared_library
 
-from paceline.core.errors import CapabilityError, InputError, ModelFileError
+from paceline.core.errors import CapabilityError, EngineError, InputError, ModelFileError
 from paceline.engines.llama_cpp import first_load
 from paceline.models.gguf_checks import check_values
 from paceline.models.gguf_model import GgufModel, read_gguf_model
@@ -246,15 +248,24 @@ def _libraries() -> list[ctypes.CDLL]:
 
 def _function(name: str, arguments: Sequence[Any], result: Any) -> Any:
     """Return a fresh ctypes function, independent of the binding's own prototype of the same symbol."""
-    for library in _libraries():
-        try:
-            function = library[name]
-        except AttributeError:
-            continue
-        function.argtypes = list(arguments)
-        function.restype = result
-        return function
-    raise ImportError(f"the installed llama-cpp-python has no {name}; paceline needs version 0.3.36 or later")
+    function = _find_function([name], arguments, result)
+    if function is None:
+        raise ImportError(f"the installed llama-cpp-python has no {name}; paceline needs version 0.3.36 or later")
+    return function
+
+
+def _find_function(names: Sequence[str], arguments: Sequence[Any], result: Any) -> Any:
+    """Return the function that has the first of these names that there is; ``None`` if there is none."""
+    for name in names:
+        for library in _libraries():
+            try:
+                function = library[name]
+            except AttributeError:
+                continue
+            function.argtypes = list(arguments)
+            function.restype = result
+            return function
+    return None
 
 
 get_logits_address: Final = _function("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
@@ -288,6 +299,47 @@ _device_buffer_type: Final = _function("ggml_backend_dev_buffer_type", [ctypes.c
 _buffer_type_name: Final = _function("ggml_backend_buft_name", [ctypes.c_void_p], ctypes.c_char_p)
 
 _DEVICE_TYPE_CPU, _DEVICE_TYPE_GPU, _DEVICE_TYPE_INTEGRATED_GPU = 0, 1, 2
+
+
+# llama.cpp does not export what gives states in C, and calls it experimental: names as compilers mangle them.
+_set_states: Final = _find_function(
+    (
+        "llama_set_embeddings_nextn",
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+    ),
+    [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool],
+    None,
+)
+_get_states: Final = _find_function(
+    (
+        "llama_get_embeddings_nextn",
+        "_Z26llama_get_embeddings_nextnP13llama_context",
+        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+    ),
+    [ctypes.c_void_p],
+    ctypes.c_void_p,
+)
+
+GIVES_STATES: Final = _set_states is not None and _get_states is not None
+"""Whether the installed llama.cpp gives the states that its models' MTP layers draft from."""
+
+
+def hold_states(context: Any) -> None:
+    """Have a context keep the states of all rows of a pass. To be called before its first pass.
+
+    Not of its outputs alone, which would leave rows of logits that differ in their last bits.
+    """
+    _set_states(context, True, False)
+
+
+def state_rows(context: Any, rows: int, width: int) -> npt.NDArray[np.float32]:
+    """Return the states ``[rows, width]`` of the latest pass, in llama.cpp's own memory."""
+    address = _get_states(context)
+    if not address:
+        raise EngineError("llama.cpp has no states for this pass")
+    buffer = memoryview((ctypes.c_float * (rows * width)).from_address(address)).cast("B")
+    return np.frombuffer(buffer, dtype=np.float32).reshape(rows, width)
 
 
 def tensor_name(tensor: int) -> str:
@@ -388,20 +440,20 @@ _LONGEST_REASON: Final = 300
 """Characters of what llama.cpp says that are repeated: it may quote all of a text in the file."""
 
 
-def check_model_file(path: Path) -> GgufModel:
-    """Return the headers of a whole GGUF model with weights; else raise ``ModelFileError``.
+def check_model_file(path: Path, *, may_be_head: bool = False) -> GgufModel:
+    """Return the headers of a whole GGUF model with weights, or of a head; else raise ``ModelFileError``.
 
     llama.cpp would explain some of that badly, or otherwise than other commands do.
     """
-    model = _read_model(path)
+    model = _read_model(path, may_be_head=may_be_head)
     if model.num_parameters == 0:
         raise ModelFileError(f"{path} holds a vocabulary and no weights; give the file of a whole model")
     return model
 
 
-def _read_model(path: Path) -> GgufModel:
+def _read_model(path: Path, *, may_be_head: bool = False) -> GgufModel:
     model = read_gguf_model(path)
-    check_values(path, model.header)
+    check_values(path, model.header, may_be_head=may_be_head)
     return model
 
 

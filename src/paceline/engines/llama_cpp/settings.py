@@ -55,7 +55,7 @@ _UNFUSED_BATCH: Final = 128
 _BATCH: Final = 512
 """Rows of a pass where nobody says how many."""
 
-_DRAFT_BATCH: Final = 64
+DRAFT_BATCH: Final = 64
 """Rows of a pass of a model that only drafts, on a CPU.
 
 Computing so many takes far longer than reading the weights, so a prompt is read about as fast as in wider passes, and
@@ -101,6 +101,8 @@ class Settings:
     # Rows of a pass with fused attention and without, and most of them whose logits can be asked for.
     rows_by_attention: tuple[int, int]
     most_outputs: int
+    # Whether the context runs the model's MTP layer, in place of all others.
+    is_head: bool = False
 
     @property
     def native_rows(self) -> int:
@@ -198,7 +200,7 @@ def choose_settings(
     may_be_narrower = batch_rows is None
     batch_rows = min(_BATCH if batch_rows is None else batch_rows, context_length)
     if options.rows_read is not None and not devices:
-        batch_rows = min(batch_rows, max(_DRAFT_BATCH, options.rows_read))
+        batch_rows = min(batch_rows, max(DRAFT_BATCH, options.rows_read))
         output_rows = min(output_rows, options.rows_read)
     unfused_rows = batch_rows
     unfused_bytes = 4 * int(api.llama_model_n_head(model)) * cells

@@ -24,16 +24,19 @@ from paceline.engines.options import ModelOptions
 from paceline.models.gguf_model import gguf_bytes
 
 
-def read_model(options: ModelOptions, *, is_streamed: bool = False) -> tuple[Any, list[Any], list[str]]:
+def read_model(
+    options: ModelOptions, *, is_streamed: bool = False, may_be_head: bool = False
+) -> tuple[Any, list[Any], list[str]]:
     """Return ``llama_model *``, what must live as long as it, and llama.cpp's remarks on it."""
     path = Path(options.path)
-    file = native.check_model_file(path)
+    file = native.check_model_file(path, may_be_head=may_be_head)
     native.log.verbose |= options.verbose
     native.initialize()
     native.check_first_load(file)
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = options.gpu_layers
     parameters.use_extra_bufts = options.repack and not is_streamed
+    parameters.load_mtp = options.hold_states  # of files without such layers it loads none
     if is_streamed:
         parameters.load_mode = api.LLAMA_LOAD_MODE_MMAP
     elif options.own_weights or _may_be_read(options):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from paceline.core.arrays import BoolArray, Int64Array
 from paceline.core.errors import NoRoomError
 from paceline.engines.pending_tree import PendingTree
+from paceline.engines.state_track import StateTrack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,7 +81,8 @@ class CellPool:
 class SequenceCells:
     """The cells of one sequence: committed tokens in order, then pending nodes by number."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, track: StateTrack | None = None) -> None:
+        self.track = track
         self.pending = PendingTree()
         self.pending_cells: list[int] = []
         self._cells: Int64Array = np.empty(capacity, dtype=np.int64)
@@ -105,6 +107,8 @@ class SequenceCells:
         size = min(len(self.pending), len(self.pending_cells))
         self.pending.truncate(size)
         del self.pending_cells[size:]
+        if self.track is not None:
+            self.track.truncate(size)
 
     def append_committed(self, cells: Int64Array | list[int]) -> None:
         """Put ``cells`` behind the committed ones."""
@@ -120,12 +124,16 @@ class SequenceCells:
         self.pending.clear()
         self.pending_cells.clear()
         self.append_committed(committed)
+        if self.track is not None:
+            self.track.commit(path)
         return np.array(dropped, dtype=np.int64)
 
     def truncate(self, length: int) -> Int64Array:
         """Forget the committed tokens after the first ``length`` and return their cells."""
         dropped: Int64Array = self._cells[length : self._length].copy()
         self._length = length
+        if self.track is not None:
+            self.track.trim(length)
         return dropped
 
     def mark_visible(self, visible: BoolArray, parents: Sequence[int], cells: Int64Array) -> None:

@@ -20,6 +20,7 @@ from paceline.engines.limits import check_range
 from paceline.engines.options import ModelOptions
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
+from paceline.engines.state_track import StateTrack
 from paceline.engines.threads import SpareCores, count_cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.loading import (
@@ -136,6 +137,7 @@ class TorchHFEngine:
                 max_rows=max_rows,
                 max_sequences=options.max_sequences,
                 cells=options.cells,
+                hold_states=options.hold_states,
             )
 
     @classmethod
@@ -148,10 +150,11 @@ class TorchHFEngine:
         max_rows: int = _MAX_ROWS,
         max_sequences: int = 1,
         cells: int | None = None,
+        hold_states: bool = False,
     ) -> TorchHFEngine:
         """Run a model that is loaded already, where it is and in its dtype.
 
-        It is put in evaluation mode and gets a hook on its output head, which :meth:`close` takes off again.
+        It is put in evaluation mode, and where states are held gets a hook, which :meth:`close` takes off again.
         """
         name = model.config.name_or_path or type(model).__name__
         _check_limits(context_length, max_rows, max_sequences, cells)
@@ -162,6 +165,7 @@ class TorchHFEngine:
             max_rows=max_rows,
             max_sequences=max_sequences,
             cells=cells,
+            hold_states=hold_states,
         )
         return engine
 
@@ -174,6 +178,7 @@ class TorchHFEngine:
         max_rows: int,
         max_sequences: int,
         cells: int | None,
+        hold_states: bool = False,
     ) -> None:
         model = loaded.model
         config = model.config.get_text_config()
@@ -199,7 +204,9 @@ class TorchHFEngine:
         self._keeps_rows = "logits_to_keep" in parameters
         # Renamed in transformers 5.24; a model that brings its own code may keep the old name for long.
         self._cache_parameter = "cache" if "cache" in parameters else "past_key_values"
-        self._head_input = _InputCapture(model.get_output_embeddings())
+        self._states = _StateCapture(model.base_model) if hold_states else None
+        # Of the latest pass: its states on the device, and whose rows they are.
+        self._unread: tuple[torch.Tensor, list[tuple[SequenceCells, slice]]] | None = None
         self._sequences: dict[int, SequenceCells] = {}
         self._next_handle = 0
         # Sequences are being changed; if set between calls, an interrupt cut that short.
@@ -213,8 +220,8 @@ class TorchHFEngine:
             cells=len(self._pool),
             trees=True,
             max_rollback=None,
-            hidden_states=self._head_input.possible,
             logit_tolerance=LOGIT_TOLERANCE.get(self._dtype, LOGIT_TOLERANCE[torch.float32]),
+            state_width=config.hidden_size if hold_states else 0,
         )
         try:
             vocab_size = self._check_against_plain_forward()
@@ -249,7 +256,9 @@ class TorchHFEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        self._sequences[handle] = SequenceCells(self._capabilities.context_length)
+        width = self._capabilities.state_width
+        track = StateTrack(width) if width else None
+        self._sequences[handle] = SequenceCells(self._capabilities.context_length, track)
         return handle
 
     def forward(self, steps: Sequence[Step]) -> TorchOutput:
@@ -261,12 +270,35 @@ class TorchHFEngine:
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         state = self._sequence(sequence)
         state.pending.check_path(path)
+        self._read_states()
         self._torn = True
         self._pool.release(state.keep(path))
         self._torn = False
 
     def length(self, sequence: int) -> int:
         return self._sequence(sequence).length
+
+    def states(self, sequence: int, start: int, stop: int) -> FloatArray:
+        return self._track(sequence).read(start, stop)
+
+    def first_state(self, sequence: int) -> int:
+        return self._track(sequence).start
+
+    def _track(self, sequence: int) -> StateTrack:
+        track = self._sequence(sequence).track
+        if track is None:
+            raise CapabilityError("this model was loaded without its states: ask for them to draft from them")
+        return track
+
+    def _read_states(self) -> None:
+        """Copy the states of the latest pass to the sequences that they are of."""
+        if self._unread is None:
+            return
+        (hidden, rows_of), self._unread = self._unread, None
+        states = hidden.float().cpu().numpy()
+        for state, rows in rows_of:
+            if state.track is not None:
+                state.track.append(states[rows])
 
     def fork(self, sequence: int) -> int:
         state = self._sequence(sequence)
@@ -275,6 +307,7 @@ class TorchHFEngine:
         handle = self.open()
         self._torn = True
         self._sequences[handle].append_committed(state.committed)
+        self._sequences[handle].track = None if state.track is None else state.track.copy()
         self._pool.share(state.committed)
         self._torn = False
         return handle
@@ -283,21 +316,24 @@ class TorchHFEngine:
         state = self._sequence(sequence)
         if not 0 <= length <= state.length:
             raise ValueError(f"cannot keep {length} of the {state.length} tokens of sequence {sequence}")
+        self._read_states()
         self._torn = True
         self._pool.release(state.keep([]))
         self._pool.release(state.truncate(length))
         self._torn = False
 
     def saved_bytes(self, sequence: int) -> int:
-        return self._sequence(sequence).length * int(self._cache.cell_bytes)
+        state = self._sequence(sequence)
+        return state.length * int(self._cache.cell_bytes) + (0 if state.track is None else state.track.num_bytes)
 
     def save(self, sequence: int) -> SavedSequence:
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving it")
+        track = None if state.track is None else state.track.copy()
         with torch.inference_mode():
             layers = self._cache.read(torch.from_numpy(state.committed).to(self._device))
-        return SavedSequence(state.length, self.saved_bytes(sequence), 0, _Saved(self._cache, layers))
+        return SavedSequence(state.length, self.saved_bytes(sequence), 0, _Saved(self._cache, layers, track))
 
     def restore(self, saved: SavedSequence) -> int:
         self._check_open()
@@ -312,6 +348,7 @@ class TorchHFEngine:
             self._cache.write(torch.from_numpy(cells).to(self._device), saved.state.layers)
         self._pool.positions[cells] = np.arange(saved.length)
         self._sequences[handle].append_committed(cells)
+        self._sequences[handle].track = None if saved.state.track is None else saved.state.track.copy()
         self._pool.share(cells)
         self._torn = False
         return handle
@@ -325,7 +362,9 @@ class TorchHFEngine:
             return
         self._closed = True
         on_cuda = self._device.type == "cuda"
-        self._head_input.remove()
+        if self._states is not None:
+            self._states.remove()
+        self._unread = None
         self._sequences.clear()
         self._model = self._cache = None
         if on_cuda:
@@ -345,6 +384,7 @@ class TorchHFEngine:
             raise ClosedError(f"sequence {handle} is not open") from None
 
     def _repair(self) -> None:
+        self._unread = None
         for state in self._sequences.values():
             state.drop_unpaired()
         self._pool.recount([state.held for state in self._sequences.values()])
@@ -369,6 +409,7 @@ class TorchHFEngine:
         threads = self._set_threads if self._spare_cores is None else self._spare_cores.look()
         if threads is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
+        self._read_states()
         states = [self._sequences[step.sequence] for step in steps]
         cells = self._pool.find(sum(len(step.token_ids) for step in steps))
         self._torn = True
@@ -385,6 +426,8 @@ class TorchHFEngine:
         self._pool.share(cells)
         for state, rows in zip(states, _row_ranges(steps), strict=True):
             state.pending_cells += cells[rows].tolist()
+        if self._states is not None:
+            self._unread = (self._states.take(), list(zip(states, _row_ranges(steps), strict=True)))
         self._torn = False
         return output
 
@@ -418,15 +461,14 @@ class TorchHFEngine:
         self._cache.aim(inputs[2], width)
         mask = self._pattern.masks(packed.visible, positions, self._pool.positions[:width], self._dtype, device)
         try:
-            with self._head_input as head_input:
-                logits = self._model(
-                    input_ids=inputs[:1],
-                    position_ids=inputs[1:2],
-                    attention_mask=mask,
-                    use_cache=True,
-                    **{self._cache_parameter: self._cache},
-                    **({"logits_to_keep": keep} if self._keeps_rows else {}),
-                ).logits[0]
+            logits = self._model(
+                input_ids=inputs[:1],
+                position_ids=inputs[1:2],
+                attention_mask=mask,
+                use_cache=True,
+                **{self._cache_parameter: self._cache},
+                **({"logits_to_keep": keep} if self._keeps_rows else {}),
+            ).logits[0]
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"no memory for a pass of {len(packed.cells)} rows over a pool of {len(self._pool)} cells; lower "
@@ -434,11 +476,9 @@ class TorchHFEngine:
             ) from error
         except Exception as error:
             raise EngineError(f"the pass of {len(packed.cells)} rows failed: {one_line(error)}") from error
-        hidden = None if head_input.captured is None else head_input.captured[0]
         if not self._keeps_rows:
             logits = logits[keep]
-            hidden = None if hidden is None else hidden[keep]
-        return TorchOutput(packed.first_outputs, logits, hidden)
+        return TorchOutput(packed.first_outputs, logits)
 
     def _check_against_plain_forward(self) -> int:
         """Compare a small tree with the plain forward of its paths and return the length of a row of logits.
@@ -500,18 +540,15 @@ def _own_threads() -> int:
 
 
 class TorchOutput:
-    """Logits and hidden states of the rows asked for. On CUDA their way to the host starts at once, without waiting.
+    """Logits of the rows asked for. On CUDA their way to the host starts at once, without waiting.
 
     Args:
         first_outputs: ``[steps + 1]`` index of each step's first output, and the number of outputs.
         logits: ``[outputs, vocab]``.
-        hidden: ``[outputs, hidden]``, or ``None`` if the engine does not offer hidden states.
     """
 
-    def __init__(self, first_outputs: Sequence[int], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
+    def __init__(self, first_outputs: Sequence[int], logits: torch.Tensor) -> None:
         self._first_outputs = first_outputs
-        self._hidden_on_device = hidden
-        self._hidden: FloatArray | None = None
         self._ready: Any = None
         if logits.is_cuda:
             host = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
@@ -532,15 +569,6 @@ class TorchOutput:
         row: FloatArray = self._logits[self._index(step, output)]
         return row
 
-    def hidden_states(self, step: int, output: int) -> FloatArray:
-        """Return what the output head read for that row: the last hidden state ``[hidden]``, after the final norm."""
-        if self._hidden_on_device is None:
-            raise CapabilityError("this model has no output head whose input could be read as hidden states")
-        if self._hidden is None:
-            self._hidden = _read_only(self._hidden_on_device.float().cpu())
-        row: FloatArray = self._hidden[self._index(step, output)]
-        return row
-
     def _index(self, step: int, output: int) -> int:
         first, past = self._first_outputs[step], self._first_outputs[step + 1]
         if not 0 <= output < past - first:
@@ -549,10 +577,11 @@ class TorchOutput:
 
 
 class _Saved(NamedTuple):
-    """Keys and values of saved tokens, by layer, and the cache that they are from."""
+    """Keys and values of saved tokens, by layer, the cache that they are from, and states where they are held."""
 
     cache: PoolCache
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    track: StateTrack | None
 
 
 class _PackedRows(NamedTuple):
@@ -565,32 +594,25 @@ class _PackedRows(NamedTuple):
     first_outputs: list[int]
 
 
-class _InputCapture:
-    """Keeps what a module is called with inside a ``with`` block: hidden states that cost nothing extra."""
+class _StateCapture:
+    """Keeps the states that a model's layers leave, which its output layer reads."""
 
-    def __init__(self, module: Any) -> None:
-        self.possible = module is not None
-        self.captured: torch.Tensor | None = None
-        self._active = False
-        self._hook = module.register_forward_pre_hook(self._keep) if self.possible else None
+    def __init__(self, layers: Any) -> None:
+        self._latest: torch.Tensor | None = None
+        self._hook = layers.register_forward_hook(self._keep)
 
-    def __enter__(self) -> _InputCapture:
-        self.captured = None
-        self._active = True
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._active = False
+    def take(self) -> torch.Tensor:
+        """Return those of the latest pass, ``[rows, width]``."""
+        states, self._latest = self._latest, None
+        assert states is not None
+        return states
 
     def remove(self) -> None:
-        """Take the hook off the module, which may outlive the engine."""
-        if self._hook is not None:
-            self._hook.remove()
-        self.captured = None
+        """Take the hook off the model, which may outlive the engine."""
+        self._hook.remove()
 
-    def _keep(self, module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-        if self._active:
-            self.captured = inputs[0]
+    def _keep(self, layers: Any, inputs: Any, output: Any) -> None:
+        self._latest = output[0][0]
 
 
 def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:

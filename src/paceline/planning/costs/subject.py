@@ -130,13 +130,12 @@ class Subject:
         Raises:
             NoRoomError: the cache has no free cells for them.
         """
-        parents = range(COMMITTED_END, COMMITTED_END + rows)
         outputs = range(rows) if self.verifies else range(rows - 1, rows)
         kept = (rows + 1) // 2 if self.verifies else rows
         if self._capabilities.max_rollback is not None:
             kept = max(kept, rows - self._capabilities.max_rollback)
         sequences = [self.sequence, *others]
-        steps = [Step(sequence, self.tokens(rows), parents, outputs) for sequence in sequences]
+        steps = [self._step(sequence, rows, outputs) for sequence in sequences]
         times_s: list[float] = []
         with self._meter.timing(times_s):
             output = self.engine.forward(steps)
@@ -189,14 +188,20 @@ class Subject:
 
     def _append(self, rows: int) -> None:
         """Feed and commit tokens that become context."""
-        parents = range(COMMITTED_END, COMMITTED_END + rows)
         times_s: list[float] = []
         with self._meter.timing(times_s):
-            output = self.engine.forward([Step(self.sequence, self.tokens(rows), parents, (rows - 1,))])
+            output = self.engine.forward([self._step(self.sequence, rows, (rows - 1,))])
             self._row_logits = np.array(output.logits(0, 0))
             self.engine.commit(self.sequence, range(rows))
         self.context += rows
         self._note(rows, times_s[0])
+
+    def _step(self, sequence: int, rows: int, outputs: Sequence[int]) -> Step:
+        """Return a step of a chain. A head reads states of zeros: what it says means nothing, and takes as long."""
+        width = self._capabilities.state_width if self._capabilities.reads_states else 0
+        states = np.zeros((rows, width), np.float32) if width else None
+        parents = range(COMMITTED_END, COMMITTED_END + rows)
+        return Step(sequence, self.tokens(rows), parents, outputs, states)
 
     def _note(self, rows: int, took_s: float) -> None:
         """Keep what a row costs at best, which is in a wide pass: what filling a cache takes is foretold by it."""

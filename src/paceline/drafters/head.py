@@ -1,0 +1,82 @@
+"""Drafting with a head: a layer or two that read the target's own states, such as a model's MTP layer.
+
+A head reads tokens in pairs with the state that the target left one token before, and says the token after::
+
+    target's tokens     t0  t1  t2  ...  t(n-2)  t(n-1)           t(n-1) is the root, which the target has not read
+    target's states     h0  h1  h2  ...  h(n-2)
+    pairs it reads      (t1, h0)  (t2, h1)  ...  (t(n-1), h(n-2))  ->  d1
+    drafts on           (d1, its own state)  ->  d2                (d2, its own state)  ->  d3
+
+What it made of drafts is dropped after each round, and accepted tokens are read again with their true states: so what
+it proposes depends on the text alone, whatever was drafted before.
+
+Source: https://arxiv.org/abs/2404.19737 (several tokens at once), https://arxiv.org/abs/2412.19437, section 2.2 (MTP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.arrays import FloatArray
+from paceline.core.errors import CapabilityError
+from paceline.core.request import Request, StateSource
+from paceline.core.vocabulary import Vocabulary
+from paceline.drafters.base import Commit
+from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.following import Follower
+from paceline.engines.base import Engine
+
+
+@dataclass(slots=True, kw_only=True)
+class _HeadFollower(Follower):
+    """How a head follows one request, whose own list its ``text`` is: it never reads the first of it."""
+
+    request: Request
+    target: StateSource
+
+
+class HeadDrafter(ModelDrafter[_HeadFollower]):
+    """Proposes what a head of the target would say, in a chain.
+
+    Args:
+        engine: the head; closed with the drafter.
+        target: the vocabulary of the target, whose states it reads.
+        context_length: tokens of history that it sees at most; by default all its engine can hold.
+
+    Raises:
+        InputError: the context is too short, or longer than the engine's.
+    """
+
+    def __init__(self, engine: Engine, *, target: Vocabulary, context_length: int | None = None) -> None:
+        super().__init__(engine, target_vocab_size=target.size, end_ids=target.end_ids, context_length=context_length)
+
+    def _follow(self, request: Request) -> _HeadFollower:
+        if request.target is None:
+            raise CapabilityError("a head reads states of the target, and this request has none")
+        return _HeadFollower(text=request.token_ids, start=1, request=request, target=request.target)
+
+    def _catch_up_text(self, follower: _HeadFollower, request: Request) -> bool:
+        """Begin anew where states between what was read and the text's end are gone."""
+        if request.sequence < 0:
+            return False
+        first = self._first_readable(follower)
+        if first >= len(follower.text):
+            # The target's cache was restored without states: its next pass gives some.
+            return False
+        if follower.start + follower.cached < first:
+            if follower.sequence is not None:
+                self.pool.trim(follower.sequence, 0)
+            follower.start, follower.cached = first, 0
+        return True
+
+    def _first_readable(self, follower: _HeadFollower) -> int:
+        return follower.target.first_state(follower.request.sequence) + 1
+
+    def _states(self, follower: _HeadFollower, start: int, stop: int) -> FloatArray:
+        return follower.target.states(follower.request.sequence, start - 1, stop - 1)
+
+    def _most_cached(self, follower: _HeadFollower, request: Request) -> int:
+        return 0
+
+    def _num_kept(self, follower: _HeadFollower, commit: Commit) -> int:
+        return 0

@@ -1,0 +1,115 @@
+"""A head reads each token with the state before it, and what it proposes depends on the text alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.arrays import Float64Array, FloatArray
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import Request
+from paceline.drafters.base import DraftBudget
+from paceline.drafters.head import HeadDrafter
+from paceline.engines.base import Step
+from paceline.engines.scripted import HeadRow, ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.state_track import StateTrack
+from paceline.planning.policies.fixed import FixedPolicy
+from tests.drafters.helpers import grow
+from tests.helpers import MoodyPolicy, decode, request_of
+
+SIZE, ORDER = 30, 3
+TARGET = random_model(SIZE, seed=3, order=ORDER)
+GREEDY = SamplingParams(0.0)
+
+
+def latest(tokens: Sequence[int]) -> FloatArray:
+    """A state that says the latest tokens, so that a head can say what the target would."""
+    return np.array([len(tokens), *([-1] * ORDER + list(tokens))[-ORDER:]], np.float32)
+
+
+def say(rows: Sequence[HeadRow]) -> Float64Array:
+    token_id, state = rows[-1]
+    return TARGET(_seen(token_id, state))
+
+
+def _seen(token_id: int, state: FloatArray) -> list[int]:
+    return [*(int(each) for each in state[1:] if each >= 0), token_id]
+
+
+def own(rows: Sequence[HeadRow]) -> FloatArray:
+    token_id, state = rows[-1]
+    return np.array([state[0] + 1, *([-1] * ORDER + _seen(token_id, state))[-ORDER:]], np.float32)
+
+
+def target(**limits: Any) -> ScriptedEngine:
+    return ScriptedEngine(TARGET, ScriptedVocabulary.of_size(SIZE), state_of=latest, state_width=1 + ORDER, **limits)
+
+
+class Head(ScriptedEngine):
+    """Keeps which tokens it was fed, and with the states after which."""
+
+    def __init__(self, **limits: Any) -> None:
+        vocabulary = ScriptedVocabulary.of_size(SIZE)
+        super().__init__(say, vocabulary, state_of=own, state_width=1 + ORDER, reads_states=True, **limits)
+        self.fed: list[list[tuple[int, int | None]]] = []
+
+    def forward(self, steps: Sequence[Step]) -> Any:
+        for step in steps:
+            lengths = [None] * len(step.token_ids) if step.states is None else step.states[:, 0].astype(int).tolist()
+            self.fed.append(list(zip(step.token_ids, lengths, strict=True)))
+        return super().forward(steps)
+
+
+def test_each_token_is_read_with_the_state_before_it_and_drafts_with_the_heads_own() -> None:
+    engine, head = target(), Head()
+    drafter = HeadDrafter(head, target=engine.vocabulary)
+    request = request_of([4, 7, 9, 2], GREEDY, request_id=0)
+    request.sequence, request.target = engine.open(), engine
+    engine.forward([Step(request.sequence, [4, 7, 9], [-1, 0, 1], [])])
+    engine.commit(request.sequence, [0, 1, 2])
+    drafter.begin(request)
+    assert drafter.unread(request) == 3
+    (tree,) = grow(drafter, [request], DraftBudget(3))
+    first, second = tree.token_ids[1:3]
+    assert head.fed == [[(7, 1), (9, 2), (2, 3)], [(first, None)], [(second, None)]]
+    assert tree.token_ids[1:] == plain([4, 7, 9, 2], 3)
+
+
+def plain(prompt: Sequence[int], count: int) -> list[int]:
+    return decode(target(), prompt, GREEDY, StopRules(count)).token_ids
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_head_that_knows_the_target_has_every_draft_accepted(depth: int) -> None:
+    """Of a state too early, too late, or of the head where the target's is due, some would be refused."""
+    engine = target()
+    drafter = HeadDrafter(Head(), target=engine.vocabulary)
+    answer = decode(engine, [1, 2, 3], GREEDY, StopRules(61), drafters=[drafter], policy=FixedPolicy(depth))
+    assert answer.token_ids == plain([1, 2, 3], 61)
+    counts = answer.request.stats
+    assert counts.num_drafted == counts.num_accepted > 0
+
+
+class Whims(MoodyPolicy):
+    """Drafts chains of any length, or none."""
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        return [self._rng.choice((None, DraftBudget(self._rng.randint(0, 6)))) for _ in requests]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_proposed_depends_on_the_text_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was drafted before, left out, or thrown away; also where older states were let go."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(StateTrack.__init__, "__defaults__", (0, rng.choice((4, 9, 2048))))
+    engine = target()
+    head = Head(context_length=rng.choice((7, 20, 4096)), max_rows=rng.choice((2, 5, 64)))
+    drafter = HeadDrafter(head, target=engine.vocabulary)
+    prompt = [rng.randrange(SIZE) for _ in range(rng.randint(2, 30))]
+    answer = decode(engine, prompt, GREEDY, StopRules(50), drafters=[drafter], policy=Whims(rng))
+    assert answer.token_ids == plain(prompt, 50)
+    assert answer.request.stats.num_drafted == answer.request.stats.num_accepted > 0

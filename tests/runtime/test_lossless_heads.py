@@ -1,0 +1,131 @@
+"""The scenes of ``test_lossless`` with heads, which draft from the target's states: no draft changes a text.
+
+A state says how long the text is and its latest tokens, so that a head can be as good as wanted, and knows when it is
+given a state that is not of the token before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from paceline.core.arrays import Float64Array, FloatArray
+from paceline.drafters.following import FollowingDrafter
+from paceline.drafters.head import HeadDrafter
+from paceline.engines.scripted import (
+    HeadRow,
+    LogitFunction,
+    ScriptedEngine,
+    ScriptedVocabulary,
+    blended_model,
+    random_model,
+)
+from paceline.engines.state_track import StateTrack
+from tests.conftest import SUMMARY_LINES
+from tests.helpers import CountingPool, frozen
+from tests.runtime.test_lossless import CountingEngine, Scene, Setup, Tally, check_scene, scenes
+from tests.tiers import by_tier
+
+NUM_SCENES = by_tier(150, quick=30)
+MIN_PARTIAL_CASES = by_tier(800, quick=60)
+KNOWN = 4
+"""Latest tokens that a state says."""
+
+
+def state_of(tokens: Sequence[int]) -> FloatArray:
+    return np.array([len(tokens), *([-1] * KNOWN + list(tokens))[-KNOWN:]], np.float32)
+
+
+def tokens_of(row: HeadRow) -> list[int]:
+    """The latest tokens that a head reads, the row's own last."""
+    token_id, state = row
+    return [*(int(each) for each in state[1:] if each >= 0), token_id]
+
+
+def own_state(rows: Sequence[HeadRow]) -> FloatArray:
+    length = int(rows[-1][1][0])
+    return np.array([length + 1, *([-1] * KNOWN + tokens_of(rows[-1]))[-KNOWN:]], np.float32)
+
+
+class Targets:
+    """Makes targets that hold states, and heads of the latest of them."""
+
+    def __init__(self) -> None:
+        self.latest: CountingEngine | None = None
+
+    def make(self, model: LogitFunction, vocabulary: ScriptedVocabulary, **limits: Any) -> CountingEngine:
+        self.latest = CountingEngine(model, vocabulary, state_of=state_of, state_width=1 + KNOWN, **limits)
+        return self.latest
+
+    def make_head(
+        self, scene: Scene, setup: Setup, rng: random.Random, target: LogitFunction, vocabulary: ScriptedVocabulary
+    ) -> FollowingDrafter[Any]:
+        """Return a head that knows the target as well as the setup says, and not all of its tokens."""
+        assert self.latest is not None
+        other = random_model(scene.vocab_size, seed=rng.getrandbits(32), order=2, spread=scene.spread)
+        blend = frozen(blended_model(target, other, setup.draft_distance))
+        share = rng.choice((0.0, 0.0, 0.3))
+        unknown = [token_id for token_id in range(scene.vocab_size) if rng.random() < share]
+
+        def say(rows: Sequence[HeadRow]) -> Float64Array:
+            for before, row in itertools.pairwise(rows):
+                assert row[1][0] == before[1][0] + 1, "a state is not that of the token before"
+                assert tokens_of(row)[:-1][-KNOWN:] == tokens_of(before)[-KNOWN:], "a state is of another text"
+            logits = blend(tokens_of(rows[-1])).copy()
+            logits[unknown] = -np.inf
+            return logits
+
+        engine = ScriptedEngine(
+            say,
+            vocabulary,
+            state_of=own_state,
+            state_width=1 + KNOWN,
+            reads_states=True,
+            context_length=4096 if scene.calm else rng.choice((40, 7, 3, 2)),
+            max_rows=64 if scene.calm else rng.choice((64, 5, 2, 1)),
+            max_sequences=4 if scene.calm else rng.choice((4, 1)),
+            cells=None if scene.calm else rng.choice((None, 60, 25)),
+        )
+        drafter = HeadDrafter(engine, target=self.latest.vocabulary)
+        drafter.pool = CountingPool(engine, max_idle=0, max_saved_bytes=0)
+        return drafter
+
+
+@pytest.fixture(scope="module")
+def tally() -> Tally:
+    return Tally()
+
+
+@settings(max_examples=NUM_SCENES)
+@given(scene=scenes())
+def test_speculative_is_plain(scene: Scene, tally: Tally) -> None:
+    rng, targets = random.Random(scene.seed), Targets()
+    setups = tuple(
+        dataclasses.replace(setup, drafters=(*(n for n in setup.drafters if n != "draft"), "draft")[-2:])
+        for setup in scene.setups
+    )
+    scene = dataclasses.replace(scene, vocab_size=min(scene.vocab_size, 250), setups=setups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateTrack.__init__, "__defaults__", (0, rng.choice((3, 2048))))
+        check_scene(scene, tally, draft_model=targets.make_head, make_engine=targets.make)
+
+
+def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.FixtureRequest) -> None:
+    """A proof by examples needs enough examples of the hard case."""
+    if not tally.finished:
+        pytest.skip("the property test did not run")
+    line = (
+        f"lossless with heads: {tally.finished} requests equal to plain decoding, {tally.partial} of them with partial "
+        f"rejection, {tally.bounded} of these on targets that take back rows of one pass alone, {tally.preemptions} "
+        "requests preempted"
+    )
+    request.config.stash[SUMMARY_LINES].append(line)
+    assert tally.partial >= MIN_PARTIAL_CASES, line
+    assert tally.preemptions > 0
