@@ -78,7 +78,10 @@ def test_erasing_forgets_the_text_of_a_place_and_no_other(server: Hosted) -> Non
         for prompt in ("import os\nimport sys\n\nprint(os.", "class Tree:\n    def __init__(self, left")
     ]
     assert found == [True, False]
+    # Nor is anything forgotten of a place in which nothing was said.
     assert server.answer("/slots/3?action=erase", {})["n_erased"] == 0
+    kept = server.answer("/completion", {**BODY, "prompt": "import os\nimport sys\n\nprint(os.", "n_predict": 0})
+    assert kept["timings"]["cache_n"] > 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_only_names_of_files_in_the_folder_are_taken(server: Hosted, filename: s
         ("/slots/4?action=save", NAME, "there is no slot 4: they are 0 to 3"),
         ("/slots/-1?action=erase", {}, "there is no slot -1"),
         ("/slots/2?action=restore", {"filename": "none.bin"}, "there is no slot file none.bin"),
-        ("/slots/3?action=save", {"filename": "new.bin"}, "keeps nothing of this slot"),
+        ("/slots/3?action=save", {"filename": "new.bin"}, "of fewer than 8 tokens"),
     ],
 )
 def test_what_cannot_be_done_is_told(server: Hosted, path: str, body: dict[str, Any], said: str) -> None:

@@ -292,17 +292,27 @@ class SequencePool:
         self._saved.append(_Saved(namespace, _array(token_ids), state))
         return True
 
-    def forget(self, token_ids: Sequence[int], *, namespace: str = "") -> None:
-        """Forget what is kept of a text: what begins with it, and its beginnings. What is in use stays."""
-        tokens = _array(token_ids)
+    def forget(self, token_ids: Sequence[int], *, namespace: str = "") -> int:
+        """Forget what is kept of a text: what begins with it, and its beginnings. What is in use stays.
 
-        def is_of_it(theirs: _Tokens) -> bool:
-            return _count_shared(theirs, tokens) == min(len(theirs), len(tokens))
+        Returns how many of its tokens were kept.
+        """
+        tokens, most = _array(token_ids), 0
 
-        self._saved = [each for each in self._saved if each.namespace != namespace or not is_of_it(each.tokens)]
+        def is_of_it(kept: _Entry | _Saved) -> bool:
+            nonlocal most
+            shared = _count_shared(kept.tokens, tokens)
+            # An empty text would be the beginning of them all.
+            if kept.namespace != namespace or not 0 < shared == min(len(kept.tokens), len(tokens)):
+                return False
+            most = max(most, shared)
+            return True
+
+        self._saved = [each for each in self._saved if not is_of_it(each)]
         for entry in self._idle:
-            if entry.namespace == namespace and is_of_it(entry.tokens):
+            if is_of_it(entry):
                 self._close(entry)
+        return most
 
     # --- finding ------------------------------------------------------------------------------------------------------
 

@@ -214,8 +214,9 @@ def save_slot(served: ServedModel, text: SlotText, path: Path, scope: Scope) -> 
         raise RefusedError(
             400,
             "invalid_request_error",
-            "the cache keeps nothing of this slot that could be saved: ask in it first, and save at once; a server "
-            "without prompt cache (`prompt_cache_mib` 0, or `exact`) keeps nothing",
+            "the cache keeps nothing of this slot that could be saved: ask in it first, and save at once; of fewer "
+            f"than {pool.least_reuse} tokens, and without prompt cache (`prompt_cache_mib` 0, or `exact`), nothing is "
+            "kept",
         )
     token_ids, saved = copied
     state = engine.export_state(saved)
@@ -249,8 +250,7 @@ def restore_slot(served: ServedModel, path: Path, scope: Scope) -> tuple[dict[st
 def erase_slot(served: ServedModel, text: SlotText) -> dict[str, Any]:
     """Have the cache forget a place's text; return what llama-server says of it."""
     pool = served.model.pool
-    served.model.worker.call(lambda: pool.forget(text.token_ids, namespace=text.namespace))
-    return {"n_erased": len(text.token_ids)}
+    return {"n_erased": served.model.worker.call(lambda: pool.forget(text.token_ids, namespace=text.namespace))}
 
 
 def _writing_engine(served: ServedModel) -> _WritingEngine:
