@@ -32,6 +32,7 @@ def starts() -> list[Start]:
         Start("asked: chat", [*FLAGS, *SIZES, "--no-slots", "--jinja"], _chat()),
         Start("asked: verbose", [*FLAGS, *SIZES, "--no-slots", "--jinja", "--verbose"], _verbose()),
         Start("asked: switched off", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--no-ui"], _switched_off()),
+        Start("asked: slots", [*FLAGS, *SIZES, "--slots", "--no-jinja", "--slot-save-path", "."], _slots()),
         Start("asked: key", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--api-key", KEY], _key()),
         Start("asked: names", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--tags", "b,a"], [get("/v1/models")]),
         *(
@@ -171,6 +172,17 @@ def _switched_off() -> list[dict[str, Any]]:
         post("/v1/embeddings", input="a"),
         post("/v1/rerank", query="a", documents=["b"]),
     ]
+
+
+def _slots() -> list[dict[str, Any]]:
+    prompt = " ".join([PROMPT] * 3)
+    actions = [
+        *(("1", "save", "one.bin"), ("0", "restore", "one.bin"), ("1", "erase", None), ("1", "save", "one.bin")),
+        *(("0", "restore", "none.bin"), ("0", "save", "../one.bin"), ("0", "move", "one.bin")),
+    ]
+    asked = [post(f"/slots/{slot}?action={action}", filename=name) for slot, action, name in actions]
+    answered = [post("/completion", prompt=prompt, n_predict=8, id_slot=slot, **FIXED) for slot in (1, 0, 1)]
+    return [answered[0], *asked[:2], answered[1], *asked[2:3], answered[2], *asked[3:]]
 
 
 def _key() -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ EQUAL = frozenset(
         "n_predict",
         "total",
     }
+    | {"n_saved", "n_restored", "n_erased", "id_slot"}
     | {"prompt_tokens", "tokens_evaluated", "n_prompt_tokens", "input_tokens"}
 )
 # Lists as long as the text is, or as many as there are words that can come next.
