@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
 from paceline.core.tree import Evidence
+from paceline.drafters import lookup
 from paceline.drafters.base import DraftBudget
 from paceline.drafters.lookup import (
     CLEAR_COPY_LENGTH,
@@ -241,6 +243,32 @@ def test_a_prediction_is_found_again_behind_a_change(place: int, left_out: int, 
     assert evidence.resumed is (num_told == 1 or (left_out <= 30 and put_in < LONGEST_CHANGE))
     # As a change is written there is nothing to propose.
     assert put_in < 2 or predicted(PASSAGE, answer)[0] == []
+
+
+def test_answers_that_are_predicted_alike_share_what_is_known_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    index = lookup._NgramIndex.follow
+
+    def counted(self: Any, token_ids: Sequence[int], length: int) -> None:
+        read.append(length)
+        index(self, token_ids, length)
+
+    monkeypatch.setattr(lookup._NgramIndex, "follow", counted)
+    drafter = PredictionDrafter()
+    requests = [request_of([7], request_id=number, prediction=PASSAGE) for number in range(3)]
+    answers = [PASSAGE[:5], [1, *PASSAGE[20:22]], [1000, 1001]]
+    for request, answer in zip(requests, answers, strict=True):
+        drafter.begin(request)
+        say(request, *answer)
+    for _ in range(2):
+        trees = grow(drafter, requests, DraftBudget(4))
+        assert [tree.token_ids[1:] for tree in trees] == [predicted(PASSAGE, answer)[0] for answer in answers]
+        del read[1:]
+    assert read == [len(PASSAGE)]
+    for request in requests:
+        drafter.end(request)
+    drafter.begin(requests[0])
+    assert read == [len(PASSAGE)] * 2, "nothing is kept of answers that are over"
 
 
 def test_what_is_nearest_to_the_change_is_gone_on_with() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
@@ -56,7 +57,7 @@ _BORDER: Final = -1
 class _NgramIndex:
     """Where each n-gram of a growing text last ended, for n up to ``longest``."""
 
-    __slots__ = ("_ends", "_length", "longest")
+    __slots__ = ("__weakref__", "_ends", "_length", "longest")
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
@@ -148,25 +149,22 @@ class _History:
     """A request's text as it was read: what it repeats depends on the text alone, not on when it is asked.
 
     Args:
-        longest: most tokens of an n-gram.
-        shortest: fewest of them.
-        prediction: the passage that the text repeats, if it repeats anything; it comes before the text. ``None``: the
-            text repeats itself.
+        index: of n-grams of the passage that the text repeats, if it repeats anything.
+        shortest: fewest tokens of one that counts.
+        num_predicted: tokens of that passage, which comes before the text. ``None``: the text repeats itself.
     """
 
     __slots__ = ("_copy", "_index", "_length", "_match", "_num_predicted", "_shortest")
 
-    def __init__(self, longest: int, shortest: int, prediction: Sequence[int] | None = None) -> None:
-        self._index = _NgramIndex(longest)
+    def __init__(self, index: _NgramIndex, shortest: int, num_predicted: int | None = None) -> None:
+        self._index = index
         self._shortest = shortest
         self._copy: _Copy | None = None
         self._match: _Match | None = None
         self._length = 0
-        self._num_predicted: int | None = None
-        if prediction is not None:
-            self._num_predicted = len(prediction)
-            self._index.follow(prediction, len(prediction))
-            self._length = len(prediction) + 1
+        self._num_predicted = num_predicted
+        if num_predicted is not None:
+            self._length = num_predicted + 1
             self._match = _Match(start=0, length=0)
             self._copy = _Copy(self._match, self._length)
 
@@ -235,7 +233,7 @@ class LookupDrafter:
         self._histories: dict[int, _History] = {}
 
     def begin(self, request: Request) -> None:
-        self._histories[request.id] = _History(self._longest_match, self._min_match)
+        self._histories[request.id] = _History(_NgramIndex(self._longest_match), self._min_match)
 
     def unread(self, request: Request) -> None:
         """There is no model."""
@@ -276,12 +274,17 @@ class PredictionDrafter:
         self._min_match = min_match
         # By request: its prediction, the border and as much of the answer as was read.
         self._texts: dict[int, tuple[list[int], _History]] = {}
+        # Several answers to one prompt have the same, which takes 80 ms and some MiB for 32,768 tokens.
+        self._indices: WeakValueDictionary[tuple[int, ...], _NgramIndex] = WeakValueDictionary()
 
     def begin(self, request: Request) -> None:
         """Index the prediction here: what a drafter's first draft takes counts as what reading the prompt takes it."""
         prediction = request.speculation.prediction
-        history = _History(self._longest_match, self._min_match, prediction)
-        self._texts[request.id] = [*prediction, _BORDER], history
+        index = self._indices.get(prediction)
+        if index is None:
+            index = self._indices[prediction] = _NgramIndex(self._longest_match)
+            index.follow(prediction, len(prediction))
+        self._texts[request.id] = [*prediction, _BORDER], _History(index, self._min_match, len(prediction))
 
     def unread(self, request: Request) -> None:
         """There is no model."""
