@@ -246,6 +246,14 @@ def test_margins_are_differences_of_scores(case: tuple[SamplingParams, Float64Ar
             assert margin >= 0.0 if index == 0 else margin <= 0.0
 
 
+def test_a_tail_without_probability_is_no_runner_up() -> None:
+    """As behind a bias: what remains underflows."""
+    sampler = RowSampler(sampling(logit_bias={7: 1e9}))
+    candidates = sampler.candidates(np.zeros(4 * HEAD_SIZE), ())
+    assert sampler.rank(candidates, 0, 3) == [7]
+    assert [token_id for token_id, _ in sampler.ranked_with_margins(candidates, 0, 3)] == [7]
+
+
 def test_the_margin_of_a_token_of_the_tail() -> None:
     """A flat row of four times what the head holds: the tail wins often, by its score over the head's best."""
     sampler = RowSampler(PLAIN_PARAMS)

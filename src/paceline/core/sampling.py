@@ -486,7 +486,7 @@ class RowSampler:
         ranked = [(int(row.ids[index]), float(row.scores[index])) for index in order if row.scores[index] > -np.inf]
         if row.tail is not None:
             rank = next((i for i, index in enumerate(order) if row.tail.beats(float(row.scores[index]))), len(order))
-            if rank < count:
+            if rank < count and row.tail.score() > -math.inf:
                 ranked.insert(rank, (self._pick_in_tail(row.tail, position), row.tail.score()))
         return ranked[:count]
 
