@@ -21,7 +21,7 @@ from paceline.core import processors
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.errors import EngineError, SamplingError
 from paceline.core.noise import TAIL_ID, XTC_ID, TokenNoise
-from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
+from paceline.core.params import LLAMA_CPP_ORDER, OFF, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import Candidates, LateTokens, build_processors
 from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier
@@ -625,6 +625,66 @@ def test_a_seed_of_which_all_bits_are_set_is_drawn(given: int) -> None:
 def test_values_out_of_range(values: dict[str, object], message: str) -> None:
     with pytest.raises(SamplingError, match=message):
         sampling(**values)
+
+
+EDGES: dict[str, Sequence[float]] = {
+    "temperature": (0.0, 1e-20, 1.0, 100.0),
+    "top_k": (0, 1, 2**31 - 1),
+    "top_p": (5e-324, 0.5, 1.0),
+    "min_p": (0.0, 5e-324, 0.5, 1.0),
+    "repeat_penalty": (1e-6, 1.0, 100.0),
+    "presence_penalty": (-100.0, 0.0, 100.0),
+    "penalty_last_n": (-1, 0, 1, 64),
+    "top_n_sigma": (-1.0, 0.0, 5e-324, 1.0, 2.0**30),
+    "typical_p": (0.0, 5e-324, 0.5, 1.0),
+    "dynatemp_range": (0.0, 5e-324, 1.0, 100.0),
+    "dynatemp_exponent": (0.0, 1.0, 100.0),
+    "dry_multiplier": (0.0, 5e-324, 100.0),
+    "dry_base": (1.0, 100.0),
+    "dry_allowed_length": (0, 1, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 0, 1, 64),
+    "xtc_probability": (0.0, 5e-324, 0.5, 1.0),
+    "xtc_threshold": (0.0, 5e-324, 0.5, 0.50001, 1.0),
+}
+
+
+@pytest.mark.filterwarnings("error")
+def test_at_all_edges_a_row_gives_one_of_its_tokens_or_an_error_that_says_why() -> None:
+    rng, numbers = random.Random(5), np.random.default_rng(5)
+    vocabulary = ScriptedVocabulary.of_size(90, [89, 3])
+    chosen = 0
+    for _ in range(1500):
+        values: dict[str, Any] = {name: rng.choice(some) for name, some in EDGES.items() if rng.random() < 0.5}
+        order = ["logit_bias", *OFF]
+        values["order"] = rng.choice((LLAMA_CPP_ORDER, rng.sample(order, rng.randint(0, len(order)))))
+        if rng.random() < 0.3:
+            values["logit_bias"] = {rng.randrange(90): rng.choice((-math.inf, -1e9, 1e9)) for _ in range(4)}
+        if rng.random() < 0.2:
+            values["allowed_token_ids"] = rng.sample(range(100), 5)
+        sampler = RowSampler(
+            SamplingParams(seed=rng.getrandbits(30), **values),
+            late=LateTokens((89, 3), rng.choice((0, 1000))),
+            vocabulary=vocabulary,
+        )
+        size = rng.choice((1, 90, 90, 4 * HEAD_SIZE)) if "infill" not in values["order"] else 90
+        row = numbers.normal(0.0, rng.choice((0.0, 1.0, 30.0, 1000.0)), size).astype(rng.choice((np.float32, float)))
+        row[numbers.random(size) < rng.choice((0.0, 0.0, 0.95, 1.0))] = -np.inf
+        if rng.random() < 0.05:
+            row[rng.randrange(size)] = rng.choice((math.nan, math.inf))
+        history = [rng.randrange(min(size, 4)) for _ in range(rng.choice((1, 3, 50)))]
+        try:
+            token_id = sampler.emit(row, len(history), history)
+            candidates = sampler.candidates(row, history)
+            assert candidates.find(token_id) is not None
+            for count in (1, 3):
+                ranked = sampler.ranked_with_margins(candidates, len(history), count)
+                assert [one for one, _ in ranked] == sampler.rank(candidates, len(history), count)
+                assert ranked[0][0] == token_id
+            assert row[token_id] > -np.inf or token_id in vocabulary.end_ids
+            chosen += 1
+        except (SamplingError, EngineError):
+            pass
+    assert chosen >= 800
 
 
 def test_a_step_that_an_order_leaves_out_is_off_and_biases_act_anyway() -> None:
