@@ -1,7 +1,7 @@
 """Requests of our own, asked as pairs beside those of llama.cpp's tests: each route, with the fields clients send.
 
 Left out is what paceline answers differently on purpose: samplers out of their range, bodies that are not JSON,
-``suffix`` and ``best_of``, and other methods of a route.
+``suffix`` and ``best_of``, other methods of a route, and errors of the Messages API, which have Anthropic's form.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def starts() -> list[Start]:
         Start("asked: state", [*FLAGS, *SIZES, "--slots", "--no-jinja", "--metrics"], _state()),
         Start("asked: completion", [*FLAGS, *SIZES, "--slots", "--no-jinja"], _completion()),
         Start("asked: chat", [*FLAGS, *SIZES, "--no-slots", "--jinja"], _chat()),
+        Start("asked: conversations", [*FLAGS, *SIZES, "--no-slots", "--jinja"], _conversations()),
         Start("asked: verbose", [*FLAGS, *SIZES, "--no-slots", "--jinja", "--verbose"], _verbose()),
         Start("asked: switched off", [*FLAGS, *SIZES, "--no-slots", "--no-jinja", "--no-ui"], _switched_off()),
         Start("asked: slots", [*FLAGS, *SIZES, "--slots", "--no-jinja", "--slot-save-path", "."], _slots()),
@@ -153,6 +154,39 @@ def _chat() -> list[dict[str, Any]]:
         *(post("/apply-template", messages=talk) for talk in [MESSAGES, *conversations]),
         post("/apply-template", messages=MESSAGES, add_generation_prompt=False),
         post("/apply-template", messages="text"),
+    ]
+
+
+def _conversations() -> list[dict[str, Any]]:
+    """Return what is asked of the APIs of conversations that have other forms than chats."""
+    said = {"role": "assistant", "content": "The best"}
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "the best book"}]
+    talk: list[Any] = [{"role": "user", "content": parts}, said, {"role": "user", "content": "And?"}]
+    items: list[Any] = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is the best book"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "The best"}]},
+        {"role": "user", "content": "And?"},
+    ]
+    asked: dict[str, list[dict[str, Any]]] = {
+        "/v1/responses": [
+            *({"input": given, "max_output_tokens": 20} for given in ("Hello", MESSAGES, items)),
+            {"input": "Hello", "instructions": "Book", "max_output_tokens": 20},
+        ],
+        "/v1/messages": [
+            *({"messages": given, "max_tokens": 20} for given in (MESSAGES[1:], talk)),
+            {"messages": MESSAGES[1:], "system": "Book", "max_tokens": 20},
+            {"messages": MESSAGES[1:], "system": [{"type": "text", "text": "Book"}], "max_tokens": 20},
+        ],
+    }
+    # An answer that is cut off is completed there, and incomplete here, as in OpenAI's API.
+    fixed: dict[str, Any] = {"temperature": 0, "grammar": 'root ::= "a book"'}
+    return [
+        *(post(path, stream=on, **body, **fixed) for path in asked for body in asked[path] for on in (False, True)),
+        *(post("/v1/responses/input_tokens", input=given) for given in ("Hello", MESSAGES, items)),
+        *(post("/v1/messages/count_tokens", messages=given) for given in (MESSAGES[1:], talk)),
+        *(post("/v1/responses", input=given, max_output_tokens=3) for given in ([{}], [1])),
+        post("/v1/responses", max_output_tokens=3),
+        post("/v1/responses", input=MESSAGES * 100, max_output_tokens=3),
     ]
 
 

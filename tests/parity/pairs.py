@@ -167,6 +167,7 @@ def _value_differences(path: str, name: str, reference: Any, other: Any) -> list
         return [f"{path or 'body'}: {_type(reference)} became {_type(other)}"]
     found = []
     if isinstance(reference, dict):
+        reference, other = _with_cached(reference), _with_cached(other)
         for key, value in reference.items():
             place = f"{path}.{key}" if path else key
             found += _value_differences(place, key, value, other[key]) if key in other else [f"{place}: missing"]
@@ -180,6 +181,13 @@ def _value_differences(path: str, name: str, reference: Any, other: Any) -> list
     return found
 
 
+def _with_cached(value: dict[str, Any]) -> dict[str, Any]:
+    """Return counts of Anthropic's form with all of the prompt: what is in the cache is each server's own matter."""
+    if "cache_read_input_tokens" not in value:
+        return value
+    return {**value, "input_tokens": value["input_tokens"] + value["cache_read_input_tokens"]}
+
+
 def _where_they_part(reference: Any, other: Any) -> str:
     """Return two values in words; of long texts what stands where they begin to differ."""
     if isinstance(reference, str) and isinstance(other, str) and len(reference) > SHOWN:
@@ -191,11 +199,12 @@ def _where_they_part(reference: Any, other: Any) -> str:
 
 
 def _stream_differences(reference: Sequence[Any], other: Sequence[Any]) -> list[str]:
-    """Compare the kinds of events in their order.
+    """Compare the kinds of events in their order, but for those that keep a silent stream open.
 
     How many of a kind follow each other depends on the text, unless they tell of the prompt.
     """
-    first, second = ([list(run) for _, run in groupby(events, _kind)] for events in (reference, other))
+    without_pings = ([event for event in events if _kind(event) != "ping"] for events in (reference, other))
+    first, second = ([list(run) for _, run in groupby(events, _kind)] for events in without_pings)
     kinds, others = ([_kind(run[0]) for run in runs] for runs in (first, second))
     if kinds != others:
         return [f"events: {kinds} became {others}"]
@@ -211,6 +220,9 @@ def _kind(event: Any) -> str:
     """Return what an event is for, by the fields that say so."""
     if not isinstance(event, dict):
         return str(event)
+    if "choices" not in event and "stop" not in event and "type" in event:
+        # Of an API whose events have names.
+        return f"{event['type']} prompt_progress" if "prompt_progress" in event else str(event["type"])
     words = [key for key in ("error", "prompt_progress", "usage", "timings") if key in event]
     if "stop" in event:
         words.append("last" if event["stop"] else "text")

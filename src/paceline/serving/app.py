@@ -6,9 +6,8 @@
     keys, hosts, limits  ->  a route  ->  what is asked for  ->  its tokens  ->  the answer  ->  its JSON
 
 A new route is a line in :meth:`Handlers.routes`, a method that answers it, and the class of its body in ``schema.py``.
-A new API for answers has its fields read in ``generation_request.py`` too, and a formatter in ``response_formats/``,
-which ``server.py`` chooses by the API's name; docs/architecture.md lists all that it takes ("Another format of
-answers").
+A new API for answers also takes a formatter, which ``response_formats/__init__.py`` names; docs/architecture.md lists
+the rest ("Another format of answers").
 """
 
 from __future__ import annotations

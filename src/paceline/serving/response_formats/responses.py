@@ -284,6 +284,7 @@ class ResponsesFormatter(ResponseFormatter):
             "id": self.answer.id,
             "object": "response",
             "created_at": self.answer.created,
+            "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
