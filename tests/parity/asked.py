@@ -184,7 +184,8 @@ def _conversations() -> list[dict[str, Any]]:
         *(post(path, stream=on, **body, **fixed) for path in asked for body in asked[path] for on in (False, True)),
         *(post("/v1/responses/input_tokens", input=given) for given in ("Hello", MESSAGES, items)),
         *(post("/v1/messages/count_tokens", messages=given) for given in (MESSAGES[1:], talk)),
-        *(post("/v1/responses", input=given, max_output_tokens=3) for given in ([{}], [1])),
+        post("/v1/responses", input=[{}], max_output_tokens=3),
+        post("/v1/responses", input=[1], max_output_tokens=3),
         post("/v1/responses", max_output_tokens=3),
         post("/v1/responses", input=MESSAGES * 100, max_output_tokens=3),
     ]
