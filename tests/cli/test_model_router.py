@@ -132,6 +132,18 @@ def test_a_model_has_room_for_usual_requests_where_nobody_says_it(found: Callabl
         assert (words[words.index("-c") + 1] if "-c" in words else None) == room
 
 
+def test_files_of_the_folder_are_no_modules_of_a_models_process(
+    found: Callable[..., Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(embedded_draft(), tmp_path / "one.gguf")
+    monkeypatch.chdir(tmp_path)
+    # As of a command, and of `python -m`.
+    for first, safely in (("/usr/bin", ["-P"]), (str(tmp_path), []), ("", [])):
+        monkeypatch.syspath_prepend(first)
+        words = found("--models-dir", str(tmp_path))["one"][1].words
+        assert [*words[: words.index("serve")]] == [sys.executable, *safely, "-m", "paceline"]
+
+
 @pytest.mark.parametrize(
     ("options", "cells", "head_bytes"),
     [

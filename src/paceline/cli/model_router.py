@@ -62,8 +62,6 @@ _ROUTERS: Final = (
 _OF_ONE_MODEL: Final = ("path", "hub_repo", "hub_file", "alias", "tags")
 """Parameters that say which model it is."""
 
-_PROGRAM: Final = (sys.executable, "-m", "paceline", "serve")
-
 _ROUTED: Final = ("--routed", "--host", "127.0.0.1", "--port", "0", "--no-ui", "--grace", "0")
 """Words of every process of a model."""
 
@@ -176,7 +174,10 @@ def _launch(context: typer.Context, preset: Preset, common: list[str]) -> Launch
     if room is not None:
         words += ["-c", str(room)]
     shown = [Path(word).name if os.sep in word and Path(word).exists() else word for word in words]
-    return Launch([*_PROGRAM, *words, *_ROUTED], ["paceline", "serve", *shown], environment, estimate)
+    # No file of the folder that the server was started in is taken for a module, unless this process takes it for one.
+    safely = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
+    program = [sys.executable, *safely, "-m", "paceline", "serve"]
+    return Launch([*program, *words, *_ROUTED], ["paceline", "serve", *shown], environment, estimate)
 
 
 def _foresee(

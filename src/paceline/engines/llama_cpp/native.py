@@ -218,7 +218,7 @@ def _compilers(library: bytes) -> list[str]:
 def _crashes(program: str) -> bool:
     """Return whether another Python process that runs this is ended by a signal."""
     try:
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
+        ended = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return ended.returncode < 0
