@@ -300,6 +300,7 @@ def error_of(raised: pytest.ExceptionInfo[anthropic.APIStatusError]) -> tuple[st
         ({"min_tokens": 70}, "min_tokens"),
         ({"n": 2}, "n"),
         ({"n_probs": 2}, "n_probs"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_its_name(
