@@ -128,7 +128,7 @@ def test_the_rarer_samplers_have_the_flags_of_llama_cpp() -> None:
     ("words", "order"),
     [
         (["--samplers", "top_k;Min-P;temp"], ("logit_bias", "top_k", "min_p", "temperature")),
-        (["--samplers", "typ_p"], ("logit_bias", "typical_p")),
+        (["--samplers", "typ_p;"], ("logit_bias", "typical_p")),
         (["--sampling-seq", "edskypmxt"], LLAMA_CPP_ORDER),
         (["--sampler-seq", "kpiat"], ("logit_bias", "top_k", "top_p", "infill", "temperature")),
         (["--sampler-order", "llama.cpp"], LLAMA_CPP_ORDER),

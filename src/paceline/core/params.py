@@ -158,7 +158,7 @@ def _parse_order(texts: Sequence[str]) -> tuple[str, ...]:
             f"{';'.join(map(sampler_name, read_samplers(text)))}",
             field="order",
         )
-    return read_samplers(text if is_letters else [part.strip() for part in re.split("[;,]", text)])
+    return read_samplers(text if is_letters else [name for part in re.split("[;,]", text) if (name := part.strip())])
 
 
 def _parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:

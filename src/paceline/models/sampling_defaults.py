@@ -166,7 +166,7 @@ def _read_sequence(sequence: object) -> dict[str, Any]:
     """
     if not isinstance(sequence, str):
         raise InputError("give a text")
-    order = [LLAMA_CPP_ORDER[0], *read_samplers(sequence.split(";"))]
+    order = [LLAMA_CPP_ORDER[0], *read_samplers([name for name in sequence.split(";") if name])]
     usual = TRANSFORMERS_ORDER if order == [name for name in TRANSFORMERS_ORDER if name in order] else LLAMA_CPP_ORDER
     values: dict[str, Any] = {}
     plain = SamplingParams()
