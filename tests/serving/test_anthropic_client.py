@@ -300,6 +300,7 @@ def error_of(raised: pytest.ExceptionInfo[anthropic.APIStatusError]) -> tuple[st
         ({"min_tokens": 70}, "min_tokens"),
         ({"n": 2}, "n"),
         ({"n_probs": 2}, "n_probs"),
+        ({"logprobs": 2}, "logprobs"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ],
 )

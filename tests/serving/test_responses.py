@@ -300,6 +300,9 @@ def test_errors_name_the_field_of_the_length_that_this_api_has(server: Hosted) -
     assert told == "at least 9 tokens of at most 5: lower min_tokens, or raise max_output_tokens"
     told = server.refusal(CHAT, {"messages": [{"role": "user", "content": "a"}], "min_tokens": 9, "n_predict": 5})
     assert told["message"].endswith("or raise n_predict")
+    streamed = {"prompt_logprobs": 1, "stream": True}
+    assert server.refusal(PATH, {"input": "a", **streamed})["message"].endswith("leave out stream")
+    assert server.refusal("/v1/completions", {"prompt": "a", **streamed})["message"].endswith("or send echo")
 
 
 def test_log_probabilities_of_the_prompt_stand_beside_the_answer(server: Hosted) -> None:

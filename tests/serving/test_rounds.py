@@ -110,9 +110,12 @@ def test_tokens_before_a_round_are_counted(server: Hosted) -> None:
             said += len(chunk["round"]["sources"])
 
 
-def test_rounds_without_a_stream_are_warned_of(server: Hosted) -> None:
-    answer = server.answer("/completion", {**TEXT, "return_rounds": True})
-    assert answer["warnings"] == ["return_rounds changes nothing without stream"]
+def test_rounds_and_progress_without_a_stream_are_warned_of(server: Hosted) -> None:
+    answer = server.answer("/completion", {**TEXT, "return_rounds": True, "return_progress": True})
+    assert answer["warnings"] == [
+        "return_rounds changes nothing without stream",
+        "return_progress changes nothing without stream",
+    ]
     assert "round" not in answer
 
 

@@ -206,7 +206,8 @@ def read_generation_request(
     echo = bool(given.get("echo"))
     num_prompt_logprobs = given.get("prompt_logprobs")
     if num_prompt_logprobs is not None and given.get("stream"):
-        raise FieldError("prompt_logprobs", "prompt_logprobs come with whole answers: leave out stream, or send echo")
+        way_out = "leave out stream, or send echo" if api == "completions" else "leave out stream"
+        raise FieldError("prompt_logprobs", f"prompt_logprobs come with whole answers: {way_out}")
     if echo and api == "completions" and num_logprobs is not None:
         if options["post_sampling_probs"]:
             raise FieldError(
@@ -279,8 +280,9 @@ def _warn_of_ineffective_fields(given: Mapping[str, Any], extra: Mapping[str, An
         for name, routes in _ROUTES_OF.items()
         if api not in routes and given.get(name) not in (None, False, [])
     ]
-    if given.get("return_rounds") and not given.get("stream"):
-        found.append("return_rounds changes nothing without stream")
+    if not given.get("stream"):
+        streamed = ("return_rounds", "return_progress")
+        found += [f"{name} changes nothing without stream" for name in streamed if given.get(name)]
     if extra.get("n_cache_reuse") not in (None, 0):
         # Above the first layer keys and values depend on all of the text before them.
         found.append(

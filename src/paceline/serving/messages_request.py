@@ -45,10 +45,10 @@ def read_messages(body: MessagesBody) -> Conversation:
         FieldError: a field cannot be used.
     """
     # 0 asks for nothing here, and there for the tokens of the prompt alone.
-    for name, value in {"n_probs": body.n_probs or None, "prompt_logprobs": body.prompt_logprobs}.items():
-        if value is not None:
-            way_out = "ask /v1/chat/completions, or leave it out"
-            raise FieldError(name, f"{name}: messages have no place for them; {way_out}")
+    # 0 asks for nothing, but of a prompt for its tokens alone.
+    asked = {"n_probs": body.n_probs, "logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs is not None}
+    for name in filter(asked.get, asked):
+        raise FieldError(name, f"{name}: messages have no place for them; ask /v1/chat/completions, or leave it out")
     tools, left_out = _read_tools(body.tools)
     given: dict[str, Any] = {"tools": tools, **_read_choice(body.tool_choice, tools, left_out)}
     forms = {"output_format": body.output_format, "output_config.format": (body.output_config or {}).get("format")}
