@@ -24,7 +24,7 @@ from paceline.core.noise import TAIL_ID, XTC_ID, TokenNoise
 from paceline.core.params import LLAMA_CPP_ORDER, OFF, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import Candidates, LateTokens, build_processors
 from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
-from paceline.core.verify import CoupledVerifier
+from paceline.core.verify import CoupledVerifier, RejectionVerifier
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import PLAIN_PARAMS, softmax
@@ -741,6 +741,16 @@ def test_infill_ends_an_answer_though_no_end_is_left() -> None:
     row = np.log([0.16, 0.16, 0.16, 0.16, 0.16, 0.15, 0.04, 0.01])
     vocabulary = ScriptedVocabulary([*map(str.encode, "abcdefgh")], [7])
     assert RowSampler(sampling(top_k=6, order=("top_k", "infill")), vocabulary=vocabulary).emit(row, 1, [0]) == 7
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_without_the_token_that_infill_ends_with_proposes_nothing(temperature: float) -> None:
+    params = sampling(temperature=temperature, order=("infill", "temperature"))
+    verifier = RejectionVerifier(RowSampler(params, vocabulary=ScriptedVocabulary.of_size(90, [89])))
+    with pytest.raises(SamplingError, match="none of the first 50 tokens may follow"):
+        verifier.propose(np.zeros(50), 1, [0], 2)
+    (proposal,) = verifier.propose(np.zeros(90), 1, [0], 2)
+    assert proposal.token_id == 89
 
 
 @given(

@@ -23,7 +23,7 @@ import numpy as np
 
 from paceline.core.arrays import BoolArray, Float64Array, FloatArray, Int64Array
 from paceline.core.constraint import Constraint, ConstraintKeeper
-from paceline.core.errors import ConstraintError, EngineError
+from paceline.core.errors import ConstraintError, EngineError, SamplingError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import (
@@ -513,12 +513,14 @@ def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> F
     """Return the distribution ``[vocab_size]`` of candidates as float64: one-hot if ``greedy``.
 
     ``vocab_size`` may differ from the row's own width when two vocabularies are padded differently.
+
+    Raises:
+        SamplingError: no candidate has an id below ``vocab_size``, as where a draft lacks the one that ends an answer.
     """
     probs = np.zeros(vocab_size, dtype=np.float64)
-    logits = candidates.logits.astype(np.float64)
     if greedy:
-        probs[token_at(candidates, int(logits.argmax()))] = 1.0
-        return probs
+        candidates = candidates.keep(np.array([candidates.logits.argmax()]))
+    logits = candidates.logits.astype(np.float64)
     weights = np.exp(logits - logits.max())
     if candidates.ids is None:
         width = min(vocab_size, len(weights))
@@ -526,7 +528,10 @@ def probabilities(candidates: Candidates, vocab_size: int, *, greedy: bool) -> F
     else:
         inside = candidates.ids < vocab_size
         probs[candidates.ids[inside]] = weights[inside]
-    probs /= probs.sum()
+    mass = probs.sum()
+    if mass == 0.0:
+        raise SamplingError(f"none of the first {vocab_size} tokens may follow")
+    probs /= mass
     return probs
 
 
