@@ -26,6 +26,7 @@ from paceline.engines.loading import (
     open_head,
     open_vocabulary,
     settle_context,
+    states_read,
 )
 from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
 from paceline.engines.options import DraftOptions, ModelOptions, has_quantized_cache
@@ -138,7 +139,8 @@ def _open_with_head(
 ) -> ModelPair:
     """Open a target with a head, which drafts for it."""
     path = None if draft.path == MTP_DRAFT else Path(draft.path)
-    opened = open_model(dataclasses.replace(target, hold_states=True), has_draft=True, force=force, report=report)
+    target = dataclasses.replace(target, hold_states=states_read(path))
+    opened = open_model(target, has_draft=True, force=force, report=report)
     try:
         head = open_head(opened.engine, path)
     except BaseException:

@@ -25,7 +25,7 @@ from tests.tiers import by_tier
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 
@@ -88,7 +88,7 @@ def _streamed_llama_cpp(source: Path, cells: int | None, section_bytes: int) -> 
 
 
 def _exact_llama_cpp(
-    source: Path, cells: int | None, memory_bytes: int | None = None, *, hold_states: bool = False
+    source: Path, cells: int | None, memory_bytes: int | None = None, *, hold_states: tuple[int, ...] = ()
 ) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppEngine
 
@@ -129,7 +129,7 @@ def hybrid(cells: int | None = None) -> Engine:
 
 
 def hybrid_with_states(cells: int | None = None) -> Engine:
-    return _exact_llama_cpp(tiny("qwen35"), cells, hold_states=True)
+    return _exact_llama_cpp(tiny("qwen35"), cells, hold_states=(OUTPUT_STATE,))
 
 
 def streamed_hybrid(cells: int | None = None) -> Engine:

@@ -20,7 +20,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.head import HeadDrafter
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 
@@ -46,7 +46,7 @@ def target(path: Path) -> Iterator[LlamaCppEngine]:
             max_sequences=3,
             cells=300,
             threads=1,
-            hold_states=True,
+            hold_states=(OUTPUT_STATE,),
             cache_type_k="f32",
             cache_type_v="f32",
         )
@@ -154,7 +154,7 @@ def forward_mtp_layer(path: Path, tokens: list[int], states: FloatArray) -> tupl
 
 
 def test_either_may_be_closed_first(path: Path) -> None:
-    target = LlamaCppEngine(ModelOptions(path, context_length=64, threads=1, hold_states=True))
+    target = LlamaCppEngine(ModelOptions(path, context_length=64, threads=1, hold_states=(OUTPUT_STATE,)))
     head, other = target.open_head(), target.open_head()
     states = np.ones((1, target.capabilities.state_width), np.float32)
     sequence = head.open()
@@ -198,7 +198,7 @@ def test_a_head_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "mtp-other.gguf", "qwen35", tokenizer="bytes", mtp=True, only_mtp=True, heads=4)
     with pytest.raises(CapabilityError, match=r"no head of .*: its width is 64, not 32; give the head"):
         paceline.load(path, draft=other)
-    with pytest.raises(CapabilityError, match="gives no states to draft from: models of qwen35"):
+    with pytest.raises(CapabilityError, match=r"gives no states for this head .* models of qwen35, qwen35moe do"):
         paceline.load("target", draft=other)
 
 

@@ -35,6 +35,7 @@ from paceline.core.errors import (
 )
 from paceline.core.vocabulary import InfillTokens
 from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.options import OUTPUT_STATE
 from paceline.models.embedded import embedded_draft, embedded_target
 
 torch = pytest.importorskip("torch", reason="needs paceline[torch]")
@@ -362,7 +363,7 @@ def test_outputs_outlive_the_pass_and_are_read_only() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "granite, scaled logits"])
 def test_states_are_what_the_output_layer_reads(architecture: str) -> None:
     model = tiny(architecture)
-    engine = start(model, hold_states=True)
+    engine = start(model, hold_states=(OUTPUT_STATE,))
     sequence = prefilled(engine, [5, 6, 7])
     engine.forward([Step(sequence, [8, 9], [COMMITTED_END, COMMITTED_END], [])])
     engine.commit(sequence, [1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def write_model(
     mtp: bool = False,
     only_mtp: bool = False,
     heads: int = 2,
+    layers: int = 2,
     **flags: bool,
 ) -> Path:
     """Write a random model of a few layers; weights large enough that every token matters.
@@ -41,6 +43,7 @@ def write_model(
         mtp: whether a model in the way of Qwen 3.5 has an MTP layer behind its others.
         only_mtp: leave out all layers but that one.
         heads: of attention, of 16 numbers each.
+        layers: of architectures whose number of layers is not fixed here.
         flags: as ``add_eos_token``.
     """
     gguf = pytest.importorskip("gguf")
@@ -62,7 +65,6 @@ def write_model(
     else:
         add_tokenizer(writer, tokenizer, flags)
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary_size, width)}
-    layers = 2
     norms = {"output_norm.weight": (width,)}
 
     def attention(layer: int, kv_heads: int) -> None:
@@ -92,6 +94,16 @@ def write_model(
                 attention(layer, heads)
                 feed_forward(layer)
                 norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+        case "qwen3":
+            writer.add_head_count(heads)
+            writer.add_head_count_kv(heads)
+            writer.add_key_length(width // heads)
+            writer.add_value_length(width // heads)
+            for layer in range(layers):
+                attention(layer, heads)
+                feed_forward(layer)
+                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+                norms |= {f"blk.{layer}.attn_{name}_norm.weight": (width // heads,) for name in ("q", "k")}
         case "gemma3":  # every layer but each sixth looks back 48 tokens
             layers = 6
             writer.add_head_count(heads)
@@ -222,6 +234,72 @@ def write_model(
     for name, shape in norms.items():
         if not only_mtp or not name.startswith("blk.") or name.startswith(f"blk.{layers - 1}."):
             writer.add_tensor(name, np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_eagle_head(
+    path: Path,
+    target_width: int,
+    target_layers: tuple[int, ...] = (1, 2, 3),
+    draft_ids: Sequence[int] | None = None,
+    *,
+    borrows: bool = False,
+    seed: int = 7,
+) -> Path:
+    """Write a random EAGLE-3 head with the vocabulary of bytes.
+
+    Args:
+        path: of the file.
+        target_width: numbers of a state of the target.
+        target_layers: layers of the target whose states it reads.
+        draft_ids: tokens that it knows, in any order; ``None`` for all.
+        borrows: take embedding and output layer of the target, whose width it has then.
+        seed: of the weights.
+    """
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(seed)
+    width, heads, size, wide = target_width if borrows else 32, 2, 16, 48
+    writer = gguf.GGUFWriter(path, "eagle3")
+    writer.add_context_length(256)
+    writer.add_block_count(1)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(wide)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_array("eagle3.target_layers", list(target_layers))
+    writer.add_uint32("eagle3.target_hidden_size", target_width)
+    writer.add_bool("eagle3.norm_before_residual", False)
+    writer.add_bool("eagle3.norm_before_fc", False)
+    add_byte_tokenizer(writer)
+    known = BYTE_VOCABULARY_SIZE if draft_ids is None else len(draft_ids)
+    tensors = {
+        "fc.weight": (width, target_width * len(target_layers)),
+        "blk.0.attn_q.weight": (size * heads, 2 * width),
+        "blk.0.attn_k.weight": (size, 2 * width),
+        "blk.0.attn_v.weight": (size, 2 * width),
+        "blk.0.attn_output.weight": (width, size * heads),
+        "blk.0.ffn_gate.weight": (wide, width),
+        "blk.0.ffn_up.weight": (wide, width),
+        "blk.0.ffn_down.weight": (width, wide),
+    }
+    if not borrows:
+        tensors |= {"token_embd.weight": (BYTE_VOCABULARY_SIZE, width), "output.weight": (known, width)}
+    for name, shape in tensors.items():
+        scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])
+        writer.add_tensor(name, rng.normal(0, scale, shape).astype(np.float32))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(width)).astype(np.float32))
+    if draft_ids is not None:
+        writer.add_tensor("d2t", np.array(draft_ids, np.int64))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

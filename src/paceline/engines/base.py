@@ -185,7 +185,8 @@ class Engine(Protocol):
     def states(self, sequence: int, start: int, stop: int) -> FloatArray:
         """Return the states of committed tokens ``[stop - start, state_width]``: borrowed until the sequence changes.
 
-        A state is what the output layer reads for that token.
+        A state is what the output layer reads for that token, or what chosen layers do, one after the other
+        (``ModelOptions.hold_states``).
 
         Raises:
             CapabilityError: the engine holds no states.

@@ -17,9 +17,9 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EmbeddingEngine, Engine, Pooling
 from paceline.engines.context_length import cell_bytes, choose_context_length
 from paceline.engines.exactness import check_exact
-from paceline.engines.options import ENGINE_NAMES, ModelOptions, engine_for
+from paceline.engines.options import ENGINE_NAMES, OUTPUT_STATE, ModelOptions, engine_for
 from paceline.models.description import describe
-from paceline.models.gguf_checks import is_mtp_file
+from paceline.models.gguf_checks import is_head_file
 from paceline.models.gguf_header import read_gguf_header
 
 _MAX_SPECIAL_TOKENS: Final = 8
@@ -53,15 +53,29 @@ def has_head(options: ModelOptions) -> bool:
     path = Path(options.path)
     if (options.engine or engine_for(path)) != "llama_cpp":
         return False
-    from paceline.engines.llama_cpp.states import has_head
+    from paceline.engines.llama_cpp.states import own_head
 
-    return has_head(path)
+    return own_head(path) is not None
 
 
 def is_head(options: ModelOptions) -> bool:
-    """Return whether a file holds a head alone, an MTP layer without the model that it drafts for."""
+    """Return whether a file holds a head alone, without the model that it drafts for."""
     path = Path(options.path)
-    return path.is_file() and is_mtp_file(read_gguf_header(path))
+    return path.is_file() and is_head_file(read_gguf_header(path))
+
+
+def states_read(head: Path | None) -> tuple[int, ...]:
+    """Return the states that the head in a file reads, as ``ModelOptions.hold_states``; ``None`` is a model's own.
+
+    Raises:
+        ModelFileError: the file is damaged.
+        CapabilityError: such a head cannot be run here.
+    """
+    if head is None:
+        return (OUTPUT_STATE,)
+    from paceline.engines.llama_cpp.states import read_head
+
+    return read_head(head).layers
 
 
 def open_head(target: Engine, path: Path | None) -> Engine:

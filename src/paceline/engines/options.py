@@ -53,6 +53,10 @@ def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(overrides)
 
 
+OUTPUT_STATE: Final = -1
+"""Stands among the numbers of layers for the output layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """A model and how to run it, in terms common to the engines.
@@ -93,8 +97,9 @@ class ModelOptions:
         dtype: weights' type, such as ``"float32"``; ``None`` takes the model's own. Only ``torch_hf``.
         model_defaults: whether what the model says about how it is to be sampled stands where a request does not say it
             (:mod:`paceline.models.sampling_defaults`).
-        hold_states: keep the states of the latest tokens, which heads draft from; of a file with an MTP layer, load
-            that too.
+        hold_states: which states of the latest tokens are kept, for heads to draft from: what layers of these numbers
+            read, and :data:`OUTPUT_STATE` for what the output layer does. Where that is among them, an MTP layer of the
+            file is loaded, too.
         verbose: let the engine print what it has to say.
         other_memory: what else the process is to hold of ``memory``. Only ``llama_cpp``.
         rows_read: of a model that only drafts, most rows of a pass whose logits are read; passes are no wider than
@@ -234,7 +239,7 @@ class ModelOptions:
             negated=True,
         ),
     )
-    hold_states: bool = False
+    hold_states: tuple[int, ...] = ()
     verbose: bool = setting(False, Option("truth"), _OUTPUT("-v --verbose", "Let the engine log to stderr."))
     other_memory: OtherMemory = NO_OTHER_MEMORY
     rows_read: int | None = None

@@ -43,6 +43,11 @@ class StateTrack:
         self._pending: npt.NDArray[np.float32] = np.empty((0, width), np.float32)
 
     @property
+    def width(self) -> int:
+        """Numbers of a state."""
+        return int(self._committed.shape[1])
+
+    @property
     def start(self) -> int:
         """The first committed token whose state, with all behind it, is held."""
         return self._start
@@ -121,13 +126,13 @@ class StateTrack:
 
 
 def states_for_rows(step: Step, own: StateTrack | None, num_pending: int, width: int) -> FloatArray:
-    """Return the states ``[rows, width]`` that a head reads the rows of a step with.
+    """Return the states that a head reads the rows of a step with: those given ``[rows, width]``, or its own.
 
     Args:
         step: given to the head.
         own: the head's own states of that sequence.
         num_pending: nodes that are pending before the step.
-        width: of a state.
+        width: of a state that is given.
 
     Raises:
         ValueError: the states given are not so many of that width, or a row without one follows one that has none yet.
@@ -137,7 +142,7 @@ def states_for_rows(step: Step, own: StateTrack | None, num_pending: int, width:
         if step.states.shape != (rows, width):
             raise ValueError(f"a step of {rows} rows has states {step.states.shape}, not ({rows}, {width})")
         return step.states
-    read = np.empty((rows, width), np.float32)
+    read = np.empty((rows, 0 if own is None else own.width), np.float32)
     for row, parent in enumerate(step.parents):
         if own is None or parent >= num_pending or (parent == COMMITTED_END and own.start == own.end):
             raise ValueError(f"row {row} has no state to be read with, and none of its own to follow")

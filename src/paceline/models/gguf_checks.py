@@ -16,6 +16,7 @@ from paceline.core.errors import ModelFileError
 from paceline.core.numbers import shown
 from paceline.core.text import spelled_bytes
 from paceline.models.gguf_header import GgufHeader, Value, read_gguf_texts
+from paceline.models.gguf_model import HEAD_ARCHITECTURES
 
 MAX_LAYERS: Final = 512
 """llama.cpp's ``LLAMA_MAX_LAYERS``."""
@@ -127,6 +128,11 @@ def _check_experts(path: Path, said: Mapping[str, Value], architecture: str) -> 
         key, value, limit = "expert_group_used_count", groups_used, f"1 to {groups - 1} groups can be used"
     if key:
         raise _damage_error(path, f"{architecture}.{key}", value, limit)
+
+
+def is_head_file(header: GgufHeader) -> bool:
+    """Return whether a file holds a head alone, without the model that it drafts for."""
+    return is_mtp_file(header) or header.metadata.get("general.architecture") in HEAD_ARCHITECTURES
 
 
 def is_mtp_file(header: GgufHeader) -> bool:

@@ -33,10 +33,12 @@ _NO_MODELS: Final = {
     "head": "a head that drafts for a model from what that model computes; give the file of a whole model",
 }
 """What a file holds, and the way out, by its ``general.type``, and by some architectures that stand for a type."""
+HEAD_ARCHITECTURES: Final = ("eagle3", "dflash", "gemma4-assistant")
+"""Architectures of heads that have files of their own."""
 _TYPE_OF_ARCHITECTURE: Final = {
     "clip": "mmproj",
     "controlvector": "controlvector",
-    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), "head"),
+    **dict.fromkeys(HEAD_ARCHITECTURES, "head"),
 }
 
 
@@ -66,14 +68,14 @@ class GgufModel:
         return commonest_type(self.weights_by_type)
 
 
-def read_gguf_model(path: Path) -> GgufModel:
+def read_gguf_model(path: Path, *, may_be_head: bool = False) -> GgufModel:
     """Read the headers of a model in one file, or in several of which ``path`` is the first.
 
-    Raises ``ModelFileError`` also for a later part, and for a file that holds no model.
+    Raises ``ModelFileError`` also for a later part, and for a file that holds no model, unless it is a head.
     """
     header = read_gguf_header(path)
     paths = _paths(path, header.metadata)
-    _check_holds_model(path, header.metadata)
+    _check_holds_model(path, header.metadata, may_be_head=may_be_head)
     weights_by_type = Counter(header.weights_by_type)
     header_bytes = [header.num_bytes]
     for number, part in enumerate(paths[1:], start=1):
@@ -141,10 +143,10 @@ def _paths(path: Path, said: Mapping[str, Value]) -> tuple[Path, ...]:
     return paths
 
 
-def _check_holds_model(path: Path, said: Mapping[str, Value]) -> None:
+def _check_holds_model(path: Path, said: Mapping[str, Value], *, may_be_head: bool) -> None:
     architecture = said.get("general.architecture")
     kind = _TYPE_OF_ARCHITECTURE.get(str(architecture), said.get("general.type"))
-    if kind in _NO_MODELS:
+    if kind in _NO_MODELS and not (kind == "head" and may_be_head):
         raise ModelFileError(f"{path} is no model but {_NO_MODELS[str(kind)]}")
     if not isinstance(architecture, str):
         raise ModelFileError(f"{path} names no architecture, so it holds no model; give the file of a model")

@@ -47,10 +47,11 @@ from paceline.engines.llama_cpp.heads import load_head
 from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps
+from paceline.engines.llama_cpp.states import own_head, read_head
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.pending_tree import PendingTree, check_step
 from paceline.engines.process_forks import native_threads
 from paceline.engines.state_track import StateTrack, states_for_rows
@@ -216,6 +217,10 @@ class LlamaCppEngine:
         self._num_ids = settings.max_ids
         self._threads = settings.threads
         self._threads_in_use = settings.threads.most
+        # Layers whose states are noted of every pass; of a head its own.
+        self._held_layers = loaded.options.hold_states
+        self._track_width = len(self._held_layers) * int(api.llama_model_n_embd_out(loaded.model))
+        self._encoder_batch: NativeBatch | None = None
         self._batch = self._new_batch()
         # Pads may lie behind the end of the context.
         self._ramp: npt.NDArray[np.int32] = np.arange(
@@ -243,14 +248,19 @@ class LlamaCppEngine:
             self._description += ", layers streamed"
 
     def open_head(self, path: Path | None = None) -> LlamaCppEngine:
-        """Return an engine for an MTP layer, which reads this engine's states (``ModelOptions.hold_states``).
+        """Return an engine for a head, which reads this engine's states (``ModelOptions.hold_states``).
 
-        Either may be closed first. The layer is that of this model's own file, which must have one, or in a file of its
-        own. Raises as :func:`load_head` does.
+        Either may be closed first. The head is the MTP layer of this model's own file, which must have one, or in a
+        file of its own. Raises as :func:`read_head` and :func:`load_head` do.
         """
         self._check_open()
+        kind = own_head(self._path) if path is None else read_head(path)
+        if kind is None or kind.layers != self._loaded.options.hold_states:
+            raise CapabilityError(
+                f"{path or self._path} has no head that reads the states {self._path} was loaded with"
+            )
         head = LlamaCppEngine.__new__(LlamaCppEngine)
-        head._start(load_head(self._loaded, path))
+        head._start(load_head(self._loaded, kind, path))
         return head
 
     def _try_rows(self, rows: int) -> FloatArray:
@@ -336,7 +346,7 @@ class LlamaCppEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        width = self._capabilities.state_width
+        width = self._track_width
         state = _NativeSequence(self._take_id(), None, StateTrack(width) if width else None)
         self._sequences[handle] = state
         try:
@@ -468,8 +478,8 @@ class LlamaCppEngine:
                 raise NoRoomError(f"the cache has no free cells for the {saved.length} tokens of a saved sequence")
             state.committed, state.floor = saved.length, saved.floor
             if state.track is not None:
-                width, known = self._capabilities.state_width, source.track
-                state.track = StateTrack(width, saved.length) if known is None else known.copy()
+                known = source.track
+                state.track = StateTrack(self._track_width, saved.length) if known is None else known.copy()
             self._keep(state)
         except BaseException:
             self.close_sequence(handle)
@@ -542,7 +552,7 @@ class LlamaCppEngine:
             api.llama_memory_seq_rm(memory, spare, -1, -1)
             state.settle(min(state.committed + tokens, length) if read == len(data) else state.committed)
             if state.track is not None:
-                state.track = StateTrack(self._capabilities.state_width, state.committed)
+                state.track = StateTrack(self._track_width, state.committed)
             self._keep(state)
             if read != len(data):
                 return False
@@ -581,6 +591,8 @@ class LlamaCppEngine:
                 copied = self._decode_recurrent(steps, states, placements)
             else:
                 self._decode(steps, states, placements)
+                if self._loaded.encodes:
+                    copied = self._copy_outputs(steps)
             for placement in placements:
                 if placement.tips is not None:
                     self._batch.id_counts[:rows] = 1
@@ -711,17 +723,18 @@ class LlamaCppEngine:
         row, first = 0, len(placements)
         unread: list[tuple[_NativeSequence, int, int]] = []
         self._read_states()
+        if self._capabilities.reads_states:
+            self._write_states(steps, states)
         for state, step in zip(states, steps, strict=True):
             state.torn = True
-            if self._capabilities.reads_states:
-                width = self._capabilities.state_width
-                read = states_for_rows(step, state.track, len(state.pending), width)
-                self._batch.states[row : row + len(step.token_ids)] = read
             if state.track is not None:
                 unread.append((state, row, len(step.token_ids)))
             row = self._place(state, step, row, placements)
             if len(step.token_ids) < length:
                 row = self._pad(state, step, row, length - len(step.token_ids))
+        if self._loaded.encodes and self._batch.wanted[:row].any():
+            # Of a part of the rows llama.cpp gives the wrong ones.
+            self._batch.wanted[:row] = 1
         self._batch.native.n_tokens = row
         self._generation += 1
         if (threads := self._threads.look()) != self._threads_in_use:
@@ -1021,14 +1034,66 @@ class LlamaCppEngine:
             return
         unread, self._unread = self._unread, []
         api.llama_synchronize(self._context)
-        rows = native.state_rows(self._context, self._unread_rows, self._capabilities.state_width)
+        width = self._track_width // len(self._held_layers)
+        rows = np.concatenate(
+            [native.state_rows(self._context, layer, self._unread_rows, width) for layer in self._held_layers], axis=1
+        )
         for state, first, count in unread:
             if state.track is not None:
                 state.track.append(rows[first : first + count])
 
+    def _write_states(self, steps: Sequence[Step], states: Sequence[_NativeSequence]) -> None:
+        """Write what a head reads of the states of rows into the batch: those given, or its own."""
+        width = self._capabilities.state_width
+        read = [
+            states_for_rows(step, state.track, len(state.pending), width)
+            for step, state in zip(steps, states, strict=True)
+        ]
+        if self._loaded.encodes and (
+            given := [rows for rows, step in zip(read, steps, strict=True) if step.states is not None]
+        ):
+            fused, first = self._encode(np.concatenate(given)), 0
+            for index, step in enumerate(steps):
+                if step.states is not None:
+                    read[index] = fused[first : first + len(step.token_ids)]
+                    first += len(step.token_ids)
+        row = 0
+        for rows in read:
+            self._batch.states[row : row + len(rows)] = rows
+            row += len(rows)
+
+    def _encode(self, states: FloatArray) -> FloatArray:
+        """Return what a head's encoder fuses states ``[rows, state_width]`` to, ``[rows, own width]``."""
+        batch = self._encoder_batch
+        if batch is None:
+            batch = NativeBatch(self._capabilities.max_rows, 1, states.shape[1])
+            batch.native.token = None
+            self._encoder_batch = batch
+        rows = len(states)
+        # The encoder does not use them, but they must go on from those of some sequence.
+        first = api.llama_memory_seq_pos_max(self._memory, 0) + 1
+        batch.positions[:rows] = np.arange(first, first + rows)
+        batch.states[:rows] = states
+        batch.wanted[:rows] = 1
+        batch.native.n_tokens = rows
+        self._generation += 1
+        status = api.llama_encode(self._context, batch.native)
+        if status != 0:
+            raise EngineError(f"llama.cpp failed to encode {rows} states (code {status})")
+        api.llama_synchronize(self._context)
+        return native.state_rows(self._context, OUTPUT_STATE, rows, self._track_width).copy()
+
+    def _copy_outputs(self, steps: Sequence[Step]) -> dict[int, FloatArray]:
+        """Return the rows wanted of a pass that gave all of them, by step."""
+        copied, first = {}, 0
+        for index, step in enumerate(steps):
+            wanted = [first + output for output in step.outputs]
+            copied[index] = self._logit_rows(self._generation)[wanted] if wanted else _NO_ROWS
+            first += len(step.token_ids)
+        return copied
+
     def _new_batch(self) -> NativeBatch:
-        capabilities = self._capabilities
-        width = capabilities.state_width if capabilities.reads_states else 0
+        width = self._track_width if self._capabilities.reads_states else 0
         return NativeBatch(self._loaded.settings.native_rows, self._num_ids, width)
 
     def _logit_rows(self, generation: int) -> npt.NDArray[np.float32]:

@@ -1,7 +1,8 @@
-"""Heads of GGUF models: MTP layers, which draft from the states of the model that they belong to.
+"""Heads of GGUF models, which draft from the states of the model that they belong to.
 
-llama.cpp runs such a layer by a context of its own kind, on the weights of the target or on those of a file that holds
-the layer alone. It ends its process over much that does not fit, so that is refused before (:mod:`.states`).
+llama.cpp runs an MTP layer by a context of its own kind, on the weights of the target or on those of a file that holds
+the layer alone; and EAGLE-3 as a model with an encoder, which fuses the states of several layers to one. It ends its
+process over much that does not fit, so that is refused before (:mod:`.states`).
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp.loading import LoadedModel, create_context, describe_loaded
 from paceline.engines.llama_cpp.remarks import warn
 from paceline.engines.llama_cpp.settings import DRAFT_BATCH
-from paceline.engines.llama_cpp.states import has_head, state_width
+from paceline.engines.llama_cpp.states import HeadFile
 from paceline.engines.llama_cpp.weights import free_model, read_model
 from paceline.engines.memory import NO_FOOTPRINT
-from paceline.models.description import describe
+from paceline.engines.options import OUTPUT_STATE
+from paceline.models.gguf_header import read_gguf_header
 
 
-def load_head(target: LoadedModel, path: Path | None = None) -> LoadedModel:
-    """Make a context for an MTP layer, which drafts from the states of a target that holds them.
+def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> LoadedModel:
+    """Make a context for a head, which drafts from the states of a target that holds them.
 
     Args:
-        target: the target, which was loaded with the layer where its file has it.
-        path: the file with the layer; ``None`` for the target's own.
+        target: the target, which was loaded with these states.
+        head: what it is.
+        path: the file that it is in; ``None`` for the target's own.
 
     Raises:
         ModelFileError: the file is damaged, or refused by llama.cpp.
-        CapabilityError: the layer is none of this target's.
+        CapabilityError: the head is none of this target's.
         InputError: there is no memory for it.
     """
     options, of_target = target.options, target.settings
@@ -48,28 +51,28 @@ def load_head(target: LoadedModel, path: Path | None = None) -> LoadedModel:
         keepers=False,
         apart=False,
         attention_is_open=False,
-        is_head=True,
+        context_type=api.LLAMA_CONTEXT_TYPE_MTP if head.kind == "mtp" else api.LLAMA_CONTEXT_TYPE_DEFAULT,
     )
-    model, keep_alive, users = target.model, target.keep_alive, target.users
+    options = dataclasses.replace(options, hold_states=(OUTPUT_STATE,))
+    model, keep_alive = target.model, target.keep_alive
     if path is not None:
-        options, users = dataclasses.replace(options, path=path), []
+        options = dataclasses.replace(options, path=path)
         model, keep_alive, remarks = read_model(options, may_be_head=True)
     try:
         if path is not None:
-            _check_fits(model, path, target)
+            _check_fits(model, head, path, target)
             warn(path, remarks)
-        context, _ = create_context(model, options, settings, None)
+        context, _ = create_context(model, options, settings, None, target.context if head.borrows else None)
     except BaseException:
         if path is not None:
             free_model(model, None)
         raise
-    head = dataclasses.replace(
-        target,
+    architecture = read_gguf_header(Path(options.path)).metadata.get("general.architecture")
+    loaded = LoadedModel(
         options=options,
         settings=settings,
         model=model,
         context=context,
-        users=users,
         capabilities=dataclasses.replace(
             target.capabilities,
             max_rows=settings.batch_rows,
@@ -80,30 +83,33 @@ def load_head(target: LoadedModel, path: Path | None = None) -> LoadedModel:
             shares_passes=True,
             reads_states=True,
         ),
-        description=f"MTP layer of {describe_loaded(model, describe(Path(options.path)), options, settings)}",
+        description=f"{head.kind} head: {describe_loaded(model, architecture, options, settings)}",
         keep_alive=keep_alive,
         stream=None,
         room=None,
         footprint=NO_FOOTPRINT,
+        encodes=head.kind == "eagle3",
+        lender=target,
     )
-    users.append(head)
-    return head
+    target.heads.append(loaded)
+    return loaded
 
 
-def _check_fits(model: Any, path: Path, target: LoadedModel) -> None:
-    """Raise ``CapabilityError`` for a head of another model, which llama.cpp would run all the same."""
-    name = Path(target.options.path).name
-    if not has_head(path):
-        raise CapabilityError(f"{path} is no head that can be run here: give one MTP layer, made for {name}")
-    for what, its, wanted in (
-        ("architecture", describe(path).architecture, describe(Path(target.options.path)).architecture),
-        ("width", state_width(model), state_width(target.model)),
-        ("number of tokens", _num_tokens(model), _num_tokens(target.model)),
-    ):
+def _check_fits(model: Any, head: HeadFile, path: Path, target: LoadedModel) -> None:
+    """Raise ``CapabilityError`` for a head of another model, which llama.cpp would run all the same, or end over."""
+    width = api.llama_model_n_embd_out(target.model)
+    checks = [("number of tokens", _num_tokens(model), _num_tokens(target.model))]
+    if head.target_width is not None:
+        checks.append(("target's width", head.target_width, width))
+    if head.kind == "mtp":
+        checks.append(("width", api.llama_model_n_embd_out(model), width))
+    elif head.borrows:
+        checks.append(("width, without an embedding of its own,", api.llama_model_n_embd(model), width))
+    for what, its, wanted in checks:
         if its != wanted:
             raise CapabilityError(
-                f"{path} is no head of {name}: its {what} is {its}, not {wanted}; give the head that was made for this "
-                "model, or leave it out"
+                f"{path} is no head of {Path(target.options.path).name}: its {what} is {its}, not {wanted}; give the "
+                "head that was made for this model, or leave it out"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.memory import memory_limit, settle_context, too_little
 from paceline.engines.llama_cpp.remarks import of_context, warn
 from paceline.engines.llama_cpp.settings import Settings, check_options, choose_settings, file_type, logit_tolerance
-from paceline.engines.llama_cpp.states import MTP_ARCHITECTURES, gives_states, state_width
+from paceline.engines.llama_cpp.states import check_states
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.llama_cpp.weights import free_model, read_model
@@ -26,7 +26,7 @@ from paceline.engines.memory import Footprint, Room, give_back_freed, held_memor
 from paceline.engines.options import ModelOptions
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import read_gguf_layout
-from paceline.models.description import ModelDescription, describe
+from paceline.models.description import describe
 
 _SCRATCH_SHARE: Final = 1 / 32
 """Share of what a process may hold that is for the scratch memory of its widest passes.
@@ -47,24 +47,30 @@ class LoadedModel:
     Attributes:
         settings: what the model and the machine allow of the options.
         context: ``llama_context *``; ``None`` if another one could not be made in its place.
-        users: all that run this model, by a context of their own each; the last one that is freed frees the model.
         keep_alive: memory that the model points into.
         stream: of its layers; ``None`` where no layers are streamed.
         room: memory for the weights, where layers are streamed.
         footprint: memory of the process that loading it took.
+        encodes: of a head whether an encoder fuses the states that it is given.
+        lender: of a head its target, of whose model and context it may use parts.
+        heads: its heads, for which it stays in memory.
+        is_freed: nobody but heads needs it any more.
     """
 
     options: ModelOptions
     settings: Settings
     model: Any
     context: Any
-    users: list[LoadedModel]
     capabilities: EngineCapabilities
     description: str
     keep_alive: list[Any]
     stream: LayerStream | None
     room: Room | None
     footprint: Footprint
+    encodes: bool = False
+    lender: LoadedModel | None = None
+    heads: list[LoadedModel] = field(default_factory=list)
+    is_freed: bool = False
 
     @property
     def fused_attention(self) -> bool | None:
@@ -92,9 +98,19 @@ class LoadedModel:
         )
 
     def free(self) -> None:
-        """Free the native memory. To be called once."""
-        self.users.remove(self)
-        free_model(None if self.users else self.model, self.context, None if self.users else self.stream)
+        """Free the native memory, once no head needs it either. To be called once."""
+        self.is_freed = True
+        self._free_unused()
+
+    def _free_unused(self) -> None:
+        if not self.is_freed or self.heads:
+            return
+        lender = self.lender
+        is_lent = lender is not None and lender.model is self.model
+        free_model(None if is_lent else self.model, self.context, self.stream)
+        if lender is not None:
+            lender.heads.remove(self)
+            lender._free_unused()
 
 
 def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> LoadedModel:
@@ -116,11 +132,8 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
     """
     check_options(options, batch_rows, output_rows)
     path = Path(options.path)
-    if options.hold_states and not gives_states(path):
-        raise CapabilityError(
-            f"{path} gives no states to draft from: models of {', '.join(sorted(MTP_ARCHITECTURES))} do; name another "
-            "draft model"
-        )
+    if options.hold_states:
+        check_states(path, options.hold_states)
     options = settle_context(options)
     limit_bytes = memory_limit(options)
     is_counted = limit_bytes is not None or options.own_weights
@@ -185,12 +198,11 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
         free_model(model, context, stream)
         whole = dataclasses.replace(options, memory=None, stream=False)
         return load_model(whole, batch_rows=batch_rows, output_rows=output_rows)
-    loaded = LoadedModel(
+    return LoadedModel(
         options=options,
         settings=settings,
         model=model,
         context=context,
-        users=[],
         capabilities=EngineCapabilities(
             context_length=settings.context_length,
             max_rows=settings.batch_rows,
@@ -202,16 +214,14 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
             max_rollback=snapshots if settings.recurrent else None,
             logit_tolerance=logit_tolerance(model, settings),
             shares_passes=not settings.apart,
-            state_width=state_width(model) if options.hold_states else 0,
+            state_width=len(options.hold_states) * int(api.llama_model_n_embd_out(model)),
         ),
-        description=describe_loaded(model, about, options, settings),
+        description=describe_loaded(model, about.architecture, options, settings),
         keep_alive=keep_alive,
         stream=stream,
         room=room,
         footprint=Footprint(taken_bytes, min(scratch_bytes, taken_bytes)),
     )
-    loaded.users.append(loaded)
-    return loaded
 
 
 @contextmanager
@@ -249,9 +259,9 @@ def _fit_batch(model: Any, options: ModelOptions, settings: Settings, scratch_by
 
 
 def create_context(
-    model: Any, options: ModelOptions, settings: Settings, stream: LayerStream | None
+    model: Any, options: ModelOptions, settings: Settings, stream: LayerStream | None, lender: Any = None
 ) -> tuple[Any, list[str]]:
-    """Return ``llama_context *``, and llama.cpp's remarks on it."""
+    """Return ``llama_context *``, and llama.cpp's remarks on it; ``lender`` is a context that it may use parts of."""
     parameters = api.llama_context_default_params()
     parameters.n_ctx = settings.native_cells
     parameters.n_batch = parameters.n_ubatch = settings.native_rows
@@ -269,8 +279,9 @@ def create_context(
     if stream is not None:
         parameters.cb_eval = stream.callback
     parameters.n_rs_seq = settings.snapshots  # ignored by models that keep all cells
-    if settings.is_head:
-        parameters.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+    parameters.ctx_type = settings.context_type
+    if lender is not None:
+        parameters.ctx_other = lender
     with native.log.watch() as lines:
         context = api.llama_init_from_model(model, parameters)
         if not context:
@@ -282,11 +293,11 @@ def create_context(
                 f"a context of {settings.cells} tokens for {options.path} cannot be created: {why}; {way_out}"
             )
         if options.hold_states:
-            native.hold_states(context)
+            native.hold_states(context, options.hold_states)
         return context, of_context(lines)
 
 
-def describe_loaded(model: Any, about: ModelDescription, options: ModelOptions, settings: Settings) -> str:
+def describe_loaded(model: Any, architecture: object, options: ModelOptions, settings: Settings) -> str:
     """Return the model, its quantisation and where it runs, in a few words for people."""
     weights = api.llama_ftype_name(file_type(model)).decode("utf-8", errors="replace")
     parameters = float(api.llama_model_n_params(model))
@@ -294,7 +305,7 @@ def describe_loaded(model: Any, about: ModelDescription, options: ModelOptions, 
         if parameters < 1000:
             break
         parameters /= 1000
-    kind = f"{about.architecture}, {parameters:.3g}{unit} parameters, {weights}"
+    kind = f"{architecture}, {parameters:.3g}{unit} parameters, {weights}"
     where = ", ".join(native.device_titles(settings.devices)) or f"CPU, {settings.threads.most[0]} threads"
     type_k, type_v = settings.cache_type_k, settings.cache_type_v
     # What is kept of costs is kept under this description.

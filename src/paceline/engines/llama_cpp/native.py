@@ -24,6 +24,7 @@ from llama_cpp._ctypes_extensions import load_shared_library
 
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelFileError
 from paceline.engines.llama_cpp import first_load
+from paceline.engines.options import OUTPUT_STATE
 from paceline.models.gguf_checks import check_values
 from paceline.models.gguf_model import GgufModel, read_gguf_model
 from paceline.terminal_text import printable
@@ -321,21 +322,45 @@ _get_states: Final = _find_function(
     ctypes.c_void_p,
 )
 
-GIVES_STATES: Final = _set_states is not None and _get_states is not None
-"""Whether the installed llama.cpp gives the states that its models' MTP layers draft from."""
+_set_layer_input: Final = _find_function(
+    (
+        "llama_set_embeddings_layer_inp",
+        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+    ),
+    [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool],
+    None,
+)
+_get_layer_input: Final = _find_function(
+    (
+        "llama_get_embeddings_layer_inp",
+        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+    ),
+    [ctypes.c_void_p, ctypes.c_uint32],
+    ctypes.c_void_p,
+)
+
+GIVES_STATES: Final = None not in (_set_states, _get_states, _set_layer_input, _get_layer_input)
+"""Whether the installed llama.cpp gives the states that heads draft from."""
 
 
-def hold_states(context: Any) -> None:
-    """Have a context keep the states of all rows of a pass. To be called before its first pass.
+def hold_states(context: Any, layers: Sequence[int]) -> None:
+    """Have a context keep the states of all rows of a pass, of layers by number. To be called before its first pass.
 
-    Not of its outputs alone, which would leave rows of logits that differ in their last bits.
+    llama.cpp ends its process over layers that there are not, and of some architectures it gives none.
     """
-    _set_states(context, True, False)
+    for layer in layers:
+        if layer == OUTPUT_STATE:
+            # Not of its outputs alone, which would leave rows of logits that differ in their last bits.
+            _set_states(context, True, False)
+        else:
+            _set_layer_input(context, layer, True)
 
 
-def state_rows(context: Any, rows: int, width: int) -> npt.NDArray[np.float32]:
-    """Return the states ``[rows, width]`` of the latest pass, in llama.cpp's own memory."""
-    address = _get_states(context)
+def state_rows(context: Any, layer: int, rows: int, width: int) -> npt.NDArray[np.float32]:
+    """Return the states ``[rows, width]`` of a layer in the latest pass, in llama.cpp's own memory."""
+    address = _get_states(context) if layer == OUTPUT_STATE else _get_layer_input(context, layer)
     if not address:
         raise EngineError("llama.cpp has no states for this pass")
     buffer = memoryview((ctypes.c_float * (rows * width)).from_address(address)).cast("B")
@@ -452,7 +477,7 @@ def check_model_file(path: Path, *, may_be_head: bool = False) -> GgufModel:
 
 
 def _read_model(path: Path, *, may_be_head: bool = False) -> GgufModel:
-    model = read_gguf_model(path)
+    model = read_gguf_model(path, may_be_head=may_be_head)
     check_values(path, model.header, may_be_head=may_be_head)
     return model
 

@@ -101,8 +101,8 @@ class Settings:
     # Rows of a pass with fused attention and without, and most of them whose logits can be asked for.
     rows_by_attention: tuple[int, int]
     most_outputs: int
-    # Whether the context runs the model's MTP layer, in place of all others.
-    is_head: bool = False
+    # Whether the context runs all of the model, or its MTP layer alone.
+    context_type: int = api.LLAMA_CONTEXT_TYPE_DEFAULT
 
     @property
     def native_rows(self) -> int:

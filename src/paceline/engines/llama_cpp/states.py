@@ -1,41 +1,115 @@
-"""Which GGUF models give their states, and which files have layers that draft from them."""
+"""Which GGUF models give their states, and which files have heads that draft from them.
+
+llama.cpp ends its process over layers that an architecture does not give, and over heads that it cannot run: so both
+are known by their names, and all else is refused before.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal, TypeAlias
 
-import llama_cpp.llama_cpp as api
-
+from paceline.core.errors import CapabilityError, ModelFileError
 from paceline.engines.llama_cpp import native
+from paceline.engines.options import OUTPUT_STATE
 from paceline.models.description import describe
+from paceline.models.gguf_checks import is_mtp_file
+from paceline.models.gguf_header import GgufHeader
+
+HeadKind: TypeAlias = Literal["mtp", "eagle3"]
 
 MTP_ARCHITECTURES: Final = frozenset(("qwen35", "qwen35moe"))
-"""Architectures whose states and MTP layer were tried. Of others llama.cpp may give zeros, or end its process."""
+"""Architectures whose MTP layer, and the states that it reads, were tried."""
+_WITH_LAYER_INPUTS: Final = frozenset(("llama", "qwen3", "qwen3moe"))
+"""Architectures of which the inputs of layers were tried, but of the output layer, which these do not give."""
+
+_EAGLE_LAYERS: Final = 3
+"""States of so many layers are what llama.cpp's graph of EAGLE-3 reads."""
 
 
-def gives_states(path: Path) -> bool:
-    """Return whether a model gives the states that an MTP layer reads."""
-    return native.GIVES_STATES and describe(path).architecture in MTP_ARCHITECTURES
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """A head in a file.
+
+    Attributes:
+        kind: how it drafts.
+        layers: whose states it reads, as ``ModelOptions.hold_states`` has them.
+        target_width: numbers of one of these states; ``None`` where the file does not say it.
+        borrows: it has no embedding or no output layer of its own, and takes those of its target.
+    """
+
+    kind: HeadKind
+    layers: tuple[int, ...]
+    target_width: int | None = None
+    borrows: bool = False
 
 
-def has_head(path: Path) -> bool:
-    """Return whether a file has an MTP layer that can be run here, by its header.
+def check_states(path: Path, layers: Sequence[int]) -> None:
+    """Raise ``CapabilityError`` for states that a model does not give."""
+    about = describe(path)
+    inputs = [layer for layer in layers if layer != OUTPUT_STATE]
+    known = MTP_ARCHITECTURES if len(inputs) < len(layers) else _WITH_LAYER_INPUTS
+    if not native.GIVES_STATES or about.architecture not in known:
+        raise CapabilityError(
+            f"{path} gives no states for this head to draft from: models of {', '.join(sorted(known))} do; name "
+            "another draft model"
+        )
+    for layer in inputs:
+        if not 0 <= layer < (about.layers or 0):
+            raise CapabilityError(
+                f"{path} has layers 0 to {(about.layers or 0) - 1}, and its head reads what layer {layer} does: give "
+                "the head that was made for this model"
+            )
 
-    llama.cpp ends its process over more than one layer, and some who publish files leave the layer out.
+
+def own_head(path: Path) -> HeadFile | None:
+    """Return the MTP layer in a model's own file; ``None`` where there is none that can be run here."""
+    return _mtp_layer(native.check_model_file(path).header)
+
+
+def read_head(path: Path) -> HeadFile:
+    """Return the head that a file holds.
+
+    Raises:
+        ModelFileError: the file is damaged.
+        CapabilityError: it cannot be run here.
     """
     header = native.check_model_file(path, may_be_head=True).header
+    if is_mtp_file(header):
+        head = _mtp_layer(header)
+        if head is None:
+            raise CapabilityError(
+                f"{path} is no head that can be run here: one MTP layer for {', '.join(sorted(MTP_ARCHITECTURES))} can"
+            )
+        return head
+    said = header.metadata
+    if said.get("general.architecture") != "eagle3":
+        raise CapabilityError(
+            f"{path} is a head of the kind {said.get('general.architecture')}, and MTP and EAGLE-3 can be run here: "
+            "name another draft model"
+        )
+    layers, width = said.get("eagle3.target_layers"), said.get("eagle3.target_hidden_size")
+    if not isinstance(layers, list) or len(layers) != _EAGLE_LAYERS or not all(type(each) is int for each in layers):
+        raise ModelFileError(
+            f"{path} names no {_EAGLE_LAYERS} layers of its target (eagle3.target_layers): convert it anew"
+        )
+    if said.get("eagle3.block_count") != 1:
+        raise CapabilityError(f"{path} has {said.get('eagle3.block_count')} layers, and EAGLE-3 is run here with one")
+    borrows = not {"token_embd.weight", "output.weight"} <= set(header.tensors)
+    return HeadFile("eagle3", tuple(map(int, layers)), width if isinstance(width, int) else None, borrows)
+
+
+def _mtp_layer(header: GgufHeader) -> HeadFile | None:
+    """Return the MTP layer that a header has: llama.cpp ends its process over more than one, and some files lack it."""
     architecture = header.metadata.get("general.architecture")
     layers = header.metadata.get(f"{architecture}.block_count")
-    return (
+    is_there = (
         native.GIVES_STATES
         and architecture in MTP_ARCHITECTURES
         and header.metadata.get(f"{architecture}.nextn_predict_layers") == 1
         and isinstance(layers, int)
         and f"blk.{layers - 1}.nextn.eh_proj.weight" in header.tensors
     )
-
-
-def state_width(model: Any) -> int:
-    """Return the numbers of a state."""
-    return int(api.llama_model_n_embd_out(model))
+    return HeadFile("mtp", (OUTPUT_STATE,)) if is_there else None

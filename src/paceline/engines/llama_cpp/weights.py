@@ -20,7 +20,7 @@ from paceline.engines.huge_pages import MIN_BYTES, HugePages, gives_huge_pages
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.remarks import of_model
 from paceline.engines.llama_cpp.streaming import LayerStream
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.models.gguf_model import gguf_bytes
 
 
@@ -36,7 +36,7 @@ def read_model(
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers = options.gpu_layers
     parameters.use_extra_bufts = options.repack and not is_streamed
-    parameters.load_mtp = options.hold_states  # of files without such layers it loads none
+    parameters.load_mtp = OUTPUT_STATE in options.hold_states  # of files without such layers it loads none
     if is_streamed:
         parameters.load_mode = api.LLAMA_LOAD_MODE_MMAP
     elif options.own_weights or _may_be_read(options):

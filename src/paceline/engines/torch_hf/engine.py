@@ -17,7 +17,7 @@ from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context_length import choose_context_length
 from paceline.engines.limits import check_range
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
 from paceline.engines.state_track import StateTrack
@@ -150,7 +150,7 @@ class TorchHFEngine:
         max_rows: int = _MAX_ROWS,
         max_sequences: int = 1,
         cells: int | None = None,
-        hold_states: bool = False,
+        hold_states: tuple[int, ...] = (),
     ) -> TorchHFEngine:
         """Run a model that is loaded already, where it is and in its dtype.
 
@@ -178,7 +178,7 @@ class TorchHFEngine:
         max_rows: int,
         max_sequences: int,
         cells: int | None,
-        hold_states: bool = False,
+        hold_states: tuple[int, ...] = (),
     ) -> None:
         model = loaded.model
         config = model.config.get_text_config()
@@ -204,6 +204,8 @@ class TorchHFEngine:
         self._keeps_rows = "logits_to_keep" in parameters
         # Renamed in transformers 5.24; a model that brings its own code may keep the old name for long.
         self._cache_parameter = "cache" if "cache" in parameters else "past_key_values"
+        if hold_states not in ((), (OUTPUT_STATE,)):
+            raise CapabilityError("torch_hf holds what the output layer reads, and of no other layer")
         self._states = _StateCapture(model.base_model) if hold_states else None
         # Of the latest pass: its states on the device, and whose rows they are.
         self._unread: tuple[torch.Tensor, list[tuple[SequenceCells, slice]]] | None = None
