@@ -30,7 +30,12 @@ MAX_NORM: Final = 100
 """Largest exponent of a norm: powers of more would be too large for any number."""
 
 _SHARED_TOKENS: Final = 512
-"""Most tokens of texts that share a pass. More of them take no less time each, and whoever comes next waits for all."""
+"""Most tokens of texts that share a pass. More of them take no less time each, as attention looks at all of a pass, and
+whoever comes next waits for it.
+
+[64 texts of 50 tokens, SmolLM2-135M in Q4_1, seconds of one core: passes of 256 tokens 14.5, 512 14.4, 1,024 14.9,
+2,048 15.9, 4,096 17.8.]
+"""
 
 
 class Embedder:
