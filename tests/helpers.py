@@ -14,7 +14,7 @@ from paceline.core.arrays import Float64Array
 from paceline.core.constraint import Constraint
 from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
-from paceline.core.request import Emission, FinishReason, Request
+from paceline.core.request import Emission, FinishReason, Request, StateSource
 from paceline.core.sampling import RowSampler
 from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.text import TextStream
@@ -401,8 +401,12 @@ def request_of(
     constraint: Constraint | None = None,
     cached: int | None = None,
     prediction: Sequence[int] = (),
+    target: StateSource | None = None,
 ) -> Request:
-    """Return a request outside any loop, for testing what only reads it; its cache holds all but the last token."""
+    """Return a request outside any loop, for testing what only reads it; its cache holds all but the last token.
+
+    That is the first sequence of ``target``, where one is given.
+    """
     request = Request(
         request_id,
         token_ids,
@@ -413,6 +417,7 @@ def request_of(
         CacheParams(cache_prompt, namespace),
     )
     request.sequence = 0
+    request.target = target
     request.cached = len(token_ids) - 1 if cached is None else cached
     return request
 

@@ -257,7 +257,7 @@ def test_use_after_close_is_a_clear_error() -> None:
         ({"temperature": -1.0}, "temperature -1"),
         ({"stop": ["a", ""]}, "empty stop"),
         ({"tempratur": 1.0}, "tempratur"),
-        ({"order": ("top_k",)}, "order top_k"),
+        ({"order": ("top_k", "top_k")}, "order top_k,top_k"),
         ({"max_tokens": 5.5}, "tokens to predict is 5.5"),
         ({"logit_bias": {1.5: 3.0}}, "a logit bias is 1.5"),
     ],
@@ -287,7 +287,9 @@ def test_a_context_of_0_is_refused_with_what_to_give_instead() -> None:
         lambda: paceline.load(embedded_target(), context_length=0),
         lambda: paceline.ModelOptions(embedded_target(), context_length=0),
     ):
-        with pytest.raises(paceline.InputError, match=r"give a number of tokens, or None for the model's own"):
+        with pytest.raises(
+            paceline.InputError, match=r"give a number of tokens, or None for as much of the model's own as fits"
+        ):
             call()
 
 

@@ -67,8 +67,8 @@ class Head(ScriptedEngine):
 def test_each_token_is_read_with_the_state_before_it_and_drafts_with_the_heads_own() -> None:
     engine, head = target(), Head()
     drafter = HeadDrafter(head, target=engine.vocabulary)
-    request = request_of([4, 7, 9, 2], GREEDY, request_id=0)
-    request.sequence, request.target = engine.open(), engine
+    request = request_of([4, 7, 9, 2], GREEDY, target=engine)
+    assert engine.open() == request.sequence
     engine.forward([Step(request.sequence, [4, 7, 9], [-1, 0, 1], [])])
     engine.commit(request.sequence, [0, 1, 2])
     drafter.begin(request)
