@@ -33,8 +33,8 @@ from tests.helpers import CountingPool, frozen
 from tests.runtime.test_lossless import CountingEngine, Scene, Setup, Tally, check_scene, scenes
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(150, quick=30)
-MIN_PARTIAL_CASES = by_tier(800, quick=60)
+NUM_SCENES = by_tier(150, quick=60)
+MIN_PARTIAL_CASES = by_tier(600, quick=40)
 KNOWN = 4
 """Latest tokens that a state says."""
 
