@@ -34,7 +34,7 @@ from tests.runtime.test_lossless import CountingEngine, Scene, Setup, Tally, che
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(150, quick=60)
-MIN_PARTIAL_CASES = by_tier(600, quick=40)
+MIN_PARTIAL_CASES = by_tier(600, quick=20)
 KNOWN = 4
 """Latest tokens that a state says."""
 
