@@ -21,6 +21,12 @@ MAX_BODY_MIB: Final = 1
 _LONG: Final = 400
 _PROMPTS: Final = ("def add(a, b):\n    return", "INFO  server started\nINFO  server", "Once upon a time", "x = [")
 _PATHS: Final = ("/completion", "/v1/completions")
+_CONVERSATIONS: Final = {
+    "/v1/chat/completions": ("messages", "max_tokens", b"[DONE]"),
+    "/v1/responses": ("input", "max_output_tokens", b'"type":"response.'),
+    "/v1/messages": ("messages", "max_tokens", b'"type":"message_stop"'),
+}
+"""Routes of conversations: fields of messages and length, and what the last event of a stream has."""
 _PAUSE_S: Final = 0.005
 _SLOW_S: Final = 2.0
 
@@ -74,6 +80,34 @@ class Client:
     async def reset_stream(self) -> str:
         """Drop the socket after some chunks."""
         return await self._leave(reset=True)
+
+    async def converse(self) -> str:
+        """Say something by one of the APIs of conversations: wait for the answer, read its stream, or leave it."""
+        path = self.rng.choice(list(_CONVERSATIONS))
+        said, length, last = _CONVERSATIONS[path]
+        text = f"{self.rng.randrange(1000)} {self.rng.choice(_PROMPTS)}"
+        stream, leaves = self.rng.random() < 0.7, self.rng.random() < 0.4
+        body = {
+            "model": "any",
+            said: [{"role": "user", "content": text}],
+            length: _LONG if leaves else self.rng.randint(16, 32),
+            "stream": stream,
+        }
+        async with await Connection.open(self.port) as connection:
+            await connection.send(self._post_to(path, body))
+            if leaves:
+                await asyncio.sleep(self.rng.choice((0.0, _PAUSE_S, 10 * _PAUSE_S)))
+                connection.reset()
+                return "left"
+            if not stream:
+                return _checked(await connection.answer(), 200)
+            head = await connection.head()
+            if head.status != 200:
+                return _checked_head(head, 200)
+            events = b"".join([chunk async for chunk in connection.chunks(head)]).rstrip().rsplit(b"\n\n", 1)
+        if last not in events[-1] or b'"error":{' in events[-1]:
+            raise SoakError(f"a stream of {path} ended with {events[-1][:300]!r}")
+        return "200"
 
     async def cancel_whole(self) -> str:
         """Leave while a whole answer is written, or waits for its start."""
@@ -262,6 +296,7 @@ BEHAVIOURS: Final[Sequence[tuple[int, Behaviour]]] = (
     (4, Client.cancel_stream),
     (3, Client.reset_stream),
     (6, Client.cancel_whole),
+    (8, Client.converse),
     (3, Client.half_body),
     (2, Client.slow_body),
     (2, Client.slow_reader),

@@ -32,6 +32,7 @@ _BACK_OFF_S: Final = 0.1
 
 FLAGS: Final = (
     *("-np", str(PARALLEL), "-c", str(PARALLEL * CONTEXT_TOKENS), "--max-waiting", str(MAX_WAITING)),
+    *("--chat-template", "chatml"),
     *("--max-body", str(MAX_BODY_MIB), "--cache-ram", "8", "--grace", f"{GRACE_S:g}", "--metrics", "--no-remember"),
 )
 
