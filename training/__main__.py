@@ -1,5 +1,6 @@
 """`python -m training`: makes the embedded model pair step by step; every step can be repeated or resumed."""
 
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -15,6 +16,9 @@ COPYING_TOKENS = 4.5e6
 VARIED_TOKENS = 2.048e6  # 400 steps
 DRAFT_TOKENS = 8e6
 NUM_SAMPLES = 400
+NUM_EAGLE_TEXTS = 512
+EAGLE_TOKENS = 10e6
+SHIPPED_TARGET = paths.gguf("target", "q8_0")
 
 Seed = Annotated[int, typer.Option(help="Fixes the corpus order, the initial weights, the batches and the samples.")]
 TokenCount = Annotated[float, typer.Option("--tokens", help="Millions of tokens of the whole run, resumed or not.")]
@@ -166,6 +170,42 @@ def draft_command(
 
     _forget("draft", restart)
     train_draft(TrainConfig("draft", seed, 1e6 * tokens, 3e-3, compile=compiled, num_threads=threads))
+
+
+@app.command("eagle")
+def eagle_command(
+    target: Annotated[Path, typer.Option(help="A Llama in GGUF.")] = SHIPPED_TARGET,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The head; by default in `build/`.")] = None,
+    seed: Seed = 0,
+    texts: Annotated[int, typer.Option(help="Texts of the target to learn from.")] = NUM_EAGLE_TEXTS,
+    tokens: TokenCount = EAGLE_TOKENS / 1e6,
+    seconds: Annotated[float | None, typer.Option(help="Ends the training if its tokens last longer.")] = None,
+    draft_tokens: Annotated[int | None, typer.Option(help="So many tokens are drafted, the most frequent.")] = None,
+    restart: Restart = False,
+    threads: Threads = 2,
+) -> None:
+    """Train an EAGLE-3 head for a small target on the target's own texts, and write it as GGUF."""
+    from training.eagle import train_eagle, write_head
+    from training.train import TrainConfig
+
+    name = f"eagle-{target.stem}"
+    _forget(name, restart)
+    config = TrainConfig(
+        name,
+        seed,
+        1e6 * tokens,
+        peak_lr=1.5e-3,
+        seconds=seconds,
+        warmup_tokens=0.1e6,
+        decay_share=0.4,
+        long_share=0.0,
+        weight_decay=0.01,
+        compile=False,
+        num_threads=threads,
+    )
+    path = output or paths.BUILD / f"{name}.gguf"
+    write_head(train_eagle(config, target, texts, draft_tokens), target, path)
+    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
 
 @app.command("export")

@@ -38,6 +38,11 @@ def record(name: str) -> Path:
     return BUILD / f"{name}.json"
 
 
+def texts(name: str) -> Path:
+    """Where it lies what a target says, for the head that is trained under `name`."""
+    return BUILD / f"{name}-texts.npy"
+
+
 def hugging_face(name: str) -> Path:
     """Return the folder of the checkpoint as transformers reads it."""
     return BUILD / "huggingface" / name

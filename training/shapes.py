@@ -31,14 +31,16 @@ class Shape:
 # An embedding of its own costs the target no arithmetic; in the draft it would be half of the parameters.
 TARGET = Shape("target", 512, num_layers=4, num_heads=8, num_kv_heads=2, feed_forward=1024, tied=False)
 DRAFT = Shape("draft", 128, num_layers=3, num_heads=2, num_kv_heads=1, feed_forward=384, tied=True)
+# Of the target's width it would be half of the target.
+EAGLE = Shape("eagle", 192, num_layers=1, num_heads=3, num_kv_heads=1, feed_forward=384, tied=False)
 # By what is trained: the target becomes one in four steps.
 SHAPES = {"base": TARGET, "copying": TARGET, "varied": TARGET, "target": TARGET, "draft": DRAFT}
 
 
-def build_model(shape: Shape, end_of_text: int = 0) -> LlamaForCausalLM:
+def build_model(shape: Shape, end_of_text: int = 0, vocab_size: int = VOCAB_SIZE) -> LlamaForCausalLM:
     """Return a randomly initialised model; seed torch before calling."""
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
@@ -62,6 +64,6 @@ def build_model(shape: Shape, end_of_text: int = 0) -> LlamaForCausalLM:
     return model
 
 
-def num_parameters(model: LlamaForCausalLM) -> int:
+def num_parameters(model: torch.nn.Module) -> int:
     """Parameters, a tied embedding counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -29,10 +29,10 @@ LENGTH = 512  # of a training sequence
 LONG_LENGTH = 2048  # of one in the last part of the run, which teaches the model to look that far back
 LOG_EVERY_S = 30.0  # without a terminal (a log file), one line this often instead of the progress bar
 # Settings a run may be resumed with other values of: how long and how it runs, not what it learns from.
-CHANGEABLE = {"tokens", "num_threads", "compile", "checkpoint_every_s"}
+CHANGEABLE = {"tokens", "seconds", "num_threads", "compile", "checkpoint_every_s"}
 
 Tokens = npt.NDArray[np.uint16]
-Loss = Callable[[LlamaForCausalLM, torch.Tensor], torch.Tensor]  # of a batch [batch, length + 1]
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # of the model, on a batch [batch, length + 1]
 Batches = Callable[[int, int, int], torch.Tensor]  # (step, number of sequences, length) -> [number, length + 1]
 
 
@@ -44,6 +44,7 @@ class TrainConfig:
     seed: int
     tokens: float  # of the whole run
     peak_lr: float
+    seconds: float | None = None  # the run ends after them if its tokens last longer
     batch_tokens: int = 2048
     warmup_tokens: float = 0.5e6
     decay_share: float = 0.3  # the last share of the run, in which the learning rate falls linearly to zero
@@ -102,14 +103,19 @@ def with_repeats(batches: Batches, config: TrainConfig) -> Batches:
     return batch
 
 
-def learning_rate(config: TrainConfig, done_tokens: float) -> float:
+def done_share(config: TrainConfig, steps: int, seconds: float) -> float:
+    """How much of the run is behind, of its tokens or of its time."""
+    return max(steps * config.batch_tokens / config.tokens, seconds / config.seconds if config.seconds else 0.0)
+
+
+def learning_rate(config: TrainConfig, done_tokens: float, done_share: float) -> float:
     """Linear warm-up, the peak, and a linear decay to zero."""
     warm = min(done_tokens / config.warmup_tokens, 1.0) if config.warmup_tokens else 1.0
-    left = (config.tokens - done_tokens) / (config.decay_share * config.tokens)
+    left = (1 - done_share) / config.decay_share
     return config.peak_lr * max(min(warm, left), 0.001)
 
 
-def make_optimizer(model: LlamaForCausalLM, config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW; only matrices are decayed, norm gains are not."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     gains = [parameter for parameter in model.parameters() if parameter.ndim < 2]
@@ -185,7 +191,7 @@ def progress_display(name: str, interactive: bool) -> Iterator[Callable[[float, 
         yield lambda share, text: progress.update(task, completed=share, text=text)
 
 
-def run(config: TrainConfig, batches: Batches, loss_of: Loss, begin: LlamaForCausalLM | None = None) -> None:
+def run(config: TrainConfig, batches: Batches, loss_of: Loss, begin: torch.nn.Module | None = None) -> None:
     """Train, or go on training, the model `config.name` and write its checkpoint and its record.
 
     Args:
@@ -229,10 +235,10 @@ def run(config: TrainConfig, batches: Batches, loss_of: Loss, begin: LlamaForCau
     saved_at = now = time.monotonic()
     try:
         with progress_display(config.name, Console().is_terminal) as report:
-            while (done := step * config.batch_tokens) < config.tokens:
+            while (share := done_share(config, step, elapsed_s)) < 1:
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(config, done)
-                length = LONG_LENGTH if done >= (1 - config.long_share) * config.tokens else LENGTH
+                    group["lr"] = learning_rate(config, step * config.batch_tokens, share)
+                length = LONG_LENGTH if share >= 1 - config.long_share else LENGTH
                 batch = batches(step, config.batch_tokens // length, length).to(device())
                 loss = compute_loss(model, batch)
                 optimizer.zero_grad()
@@ -244,7 +250,7 @@ def run(config: TrainConfig, batches: Batches, loss_of: Loss, begin: LlamaForCau
                 elapsed_s += now - before
                 average_loss = loss.item() if average_loss is None else 0.99 * average_loss + 0.01 * loss.item()
                 speed = config.batch_tokens / (now - before)
-                report(done / config.tokens, f"step {step} loss {average_loss:.3f} {speed:.0f} tokens/s")
+                report(share, f"step {step} loss {average_loss:.3f} {speed:.0f} tokens/s")
                 if now - saved_at >= config.checkpoint_every_s:
                     save()
                     saved_at = now
@@ -255,7 +261,7 @@ def run(config: TrainConfig, batches: Batches, loss_of: Loss, begin: LlamaForCau
     write_record(config, model, step, elapsed_s)
 
 
-def write_record(config: TrainConfig, model: LlamaForCausalLM, step: int, elapsed_s: float) -> None:
+def write_record(config: TrainConfig, model: torch.nn.Module, step: int, elapsed_s: float) -> None:
     record = {
         "config": asdict(config),
         "device": device().type,
