@@ -16,6 +16,7 @@ from paceline.models.embedded import embedded_target
 from tests.cli.interrupted import interrupt_while_it_writes
 from tests.cli.test_run import Invoke
 from tests.conversion.test_inflate import LARGE, SMALL, logits, write_llama
+from tests.engines.tiny_models import write_eagle_head, write_model
 
 TO_LARGE = (
     *("--layers", "5", "--width", "1024", "--feed-forward", "768"),
@@ -170,3 +171,37 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path, small: Path) -> None:
     assert (status, err) == (130, b"")
     assert any(name.endswith(".partial") for name in written)
     assert list(folder.iterdir()) == []
+
+
+def test_a_head_goes_beside_the_model(invoke: Invoke, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "source.gguf", "llama", tokenizer="bytes", layers=4)
+    head = write_eagle_head(tmp_path / "head.gguf", 32)
+    path = tmp_path / "large.gguf"
+    command = (
+        "inflate",
+        str(source),
+        "--width",
+        "256",
+        "--feed-forward",
+        "256",
+        "--heads",
+        "16",
+        "--head",
+        str(head),
+        "--type",
+        "F32",
+        "-o",
+    )
+    first = invoke(*command, str(path))
+    made = tmp_path / "eagle3-large.gguf"
+    assert (first.status, first.out) == (0, f"{path}\n{made}\n")
+    before = made.stat().st_mtime_ns
+    assert json.loads(invoke(*command, str(path), "--json").out)["head"] == str(made)
+    assert made.stat().st_mtime_ns == before
+    made.write_bytes(b"something else")
+    second = invoke(*command, str(path))
+    assert (second.status, second.out) == (2, "")
+    assert "eagle3-large.gguf is there already" in second.err
+    third = invoke(*command, str(tmp_path / "folder"))
+    assert third.status == 2
+    assert "--head needs a model in GGUF" in third.err

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import paceline
 from paceline.conversion.inflate import (
     FILE_TYPES,
     PRESETS,
@@ -23,6 +24,7 @@ from paceline.conversion.inflate import (
     LlamaShape,
     fit_shape,
     inflate,
+    inflate_head,
     is_up_to_date,
     preset_shape,
 )
@@ -36,6 +38,8 @@ from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
+from paceline.planning.policies.fixed import FixedPolicy
+from tests.engines.tiny_models import BYTE_VOCABULARY_SIZE, write_eagle_head, write_model
 from tests.tiers import some_long
 
 Logits = npt.NDArray[np.float32]
@@ -553,3 +557,42 @@ def test_a_folder_that_transformers_would_refuse_is_not_made(tmp_path: Path, sma
     with pytest.raises(InputError, match="24 heads do not divide the width 1024"):
         inflate(small, tmp_path / "hf", LARGE)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("added", "known"),
+    [(0, None), (128, None), (128, [*range(100, 150)])],
+    ids=["the same tokens", "more tokens", "more tokens, few known"],
+)
+def test_a_head_drafts_for_the_larger_model_as_for_its_source(
+    tmp_path: Path, added: int, known: list[int] | None
+) -> None:
+    source = write_model(tmp_path / "source.gguf", "llama", tokenizer="bytes", layers=4)
+    head = write_eagle_head(tmp_path / "head.gguf", 32, draft_ids=known)
+    its = LlamaShape.from_gguf(source)
+    shape = replace(its, layers=9, width=512, feed_forward=512, heads=16, vocab_size=its.vocab_size + added)
+    inflate(source, tmp_path / "large.gguf", shape, file_type="F32")
+    inflate_head(head, tmp_path / "large-head.gguf", its, shape)
+    answers = []
+    for path, drafting in ((source, head), (tmp_path / "large.gguf", tmp_path / "large-head.gguf")):
+        options = ModelOptions(path, context_length=256, cache_type_k="f32", cache_type_v="f32")
+        with paceline.load(options, draft=drafting, policy=FixedPolicy(3)) as model:
+            answers.append(model.generate("a text", max_tokens=60, allowed_token_ids=[*range(100, 110)], seed=1))
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].stats.num_accepted == answers[1].stats.num_accepted > 0
+
+
+def test_a_head_of_another_model_is_not_carried(tmp_path: Path) -> None:
+    source = LlamaShape(4, 64, 64, heads=2, kv_heads=1, head_size=16, vocab_size=BYTE_VOCABULARY_SIZE, tied=True)
+    with pytest.raises(InputError, match="reads layers 1, 2, 3 of width 32, and the source has 4 of width 64"):
+        inflate_head(write_eagle_head(tmp_path / "head.gguf", 32), tmp_path / "out.gguf", source, LARGE)
+    with pytest.raises(InputError, match=r"has \d+ tokens and the source 384"):
+        inflate_head(
+            write_eagle_head(tmp_path / "head.gguf", 64),
+            tmp_path / "out.gguf",
+            replace(source, vocab_size=384),
+            LARGE,
+        )
+    borrowing = write_eagle_head(tmp_path / "head.gguf", 64, borrows=True)
+    with pytest.raises(InputError, match="with embeddings and an output layer of its own"):
+        inflate_head(borrowing, tmp_path / "out.gguf", source, LARGE)

@@ -14,6 +14,7 @@ from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
 from paceline.conversion.inflate import (
     FILE_TYPES,
+    HEAD_TYPE,
     PRESETS,
     VOCABULARIES,
     LlamaShape,
@@ -21,6 +22,7 @@ from paceline.conversion.inflate import (
     find_file_type,
     fit_shape,
     inflate,
+    inflate_head,
     is_up_to_date,
     preset_shape,
 )
@@ -38,6 +40,8 @@ paceline inflate 1b --type Q4_0  [dim]# the embedded target, into the local cach
 paceline run -m target-1b-q4_0 -md draft --sample code --compare  [dim]# and how fast it is[/dim]
 
 paceline inflate draft 0.3b --type Q8_0
+
+paceline inflate small.gguf 1b --head small-eagle3.gguf -o big.gguf  [dim]# and eagle3-big.gguf, to draft for it[/dim]
 
 paceline inflate small.gguf 8b --type Q4_K_M --vocab 128k -o big.gguf
 
@@ -107,6 +111,14 @@ def inflate_command(
     head_size: Annotated[
         int | None, typer.Option("--head-size", help="Length of a head's vectors.", rich_help_panel=_SHAPE)
     ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            "--head",
+            help="An EAGLE-3 head of the source, to carry to the larger model, beside it: eagle3-NAME.gguf.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Write again what is there already.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -137,23 +149,30 @@ def inflate_command(
     if in_cache:
         _make_folder(destination.parent)
     check_parent(destination)
+    if head is not None and destination.suffix.lower() != ".gguf":
+        raise InputError(f"--head needs a model in GGUF to go with: end {destination} in .gguf")
 
     with as_gguf(source, destination.parent) as gguf_source:
         source_shape = LlamaShape.from_gguf(gguf_source)
         base = source_shape if preset is None else preset_shape(preset, source_shape)
         shape = fit_shape(source_shape, replace(base, **given), vocab_size)
-        made = _InflateResult(destination, file_type, shape, source_shape)
-        if destination.exists() and not force:
-            if is_up_to_date(destination, gguf_source, shape, file_type):
-                made.tell(as_json, seconds=None)
-                return
-            if not in_cache:
-                raise InputError(
-                    f"{destination} is there already, and is something else: give another path, or --force"
-                )
-        with stage_progress() as report:
-            inflate(gguf_source, destination, shape, file_type=file_type, report=report)
-    made.tell(as_json, seconds=time.perf_counter() - started)
+        made_head = None if head is None else destination.with_name(f"eagle3-{destination.name}")
+
+        def is_there(path: Path, made_of: Path, its_type: str) -> bool:
+            if force or not path.exists():
+                return False
+            if not (same := is_up_to_date(path, made_of, shape, its_type)) and not in_cache:
+                raise InputError(f"{path} is there already, and is something else: give another path, or --force")
+            return same
+
+        was_there = is_there(destination, gguf_source, file_type)
+        if head is not None and made_head is not None and not is_there(made_head, head, HEAD_TYPE):
+            inflate_head(head, made_head, source_shape, shape)
+        if not was_there:
+            with stage_progress() as report:
+                inflate(gguf_source, destination, shape, file_type=file_type, report=report)
+    made = _InflateResult(destination, file_type, shape, source_shape, made_head)
+    made.tell(as_json, seconds=None if was_there else time.perf_counter() - started)
 
 
 def large_target(file_type: str) -> Path:
@@ -190,6 +209,7 @@ class _InflateResult:
     file_type: str
     shape: LlamaShape
     source_shape: LlamaShape
+    head: Path | None
 
     def tell(self, as_json: bool, seconds: float | None) -> None:
         """Print it; ``seconds`` is ``None`` if it was there already."""
@@ -198,6 +218,7 @@ class _InflateResult:
         if as_json:
             facts = {
                 "path": str(self.path),
+                "head": None if self.head is None else str(self.head),
                 "type": self.file_type,
                 "parameters": self.shape.num_parameters,
                 "bytes": num_bytes,
@@ -209,6 +230,8 @@ class _InflateResult:
             print_json(facts)
             return
         print_path(self.path)
+        if self.head is not None:
+            print_path(self.head)
         when = "already there" if seconds is None else f"made in {seconds:.1f} s"
         shape = self.shape
         size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {self.file_type}"

@@ -92,7 +92,7 @@ def describe(path: Path) -> ModelDescription:
 
 
 def _describe_gguf(path: Path) -> ModelDescription:
-    model = read_gguf_model(path)
+    model = read_gguf_model(path, may_be_head=True)
     header = model.header
     said = header.metadata
     architecture = said["general.architecture"]

@@ -62,9 +62,9 @@ class GGUFTensor:
 class GGUFFile:
     """The content of one GGUF file, which is a whole model. Raises ``ModelFileError`` for anything else."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_be_head: bool = False) -> None:
         self.path = path
-        parts = len(read_gguf_model(path).paths)
+        parts = len(read_gguf_model(path, may_be_head=may_be_head).paths)
         if parts > 1:
             raise ModelFileError(
                 f"{path} is the first of {parts} parts of a split model, and one file is needed; join them with: "

@@ -5,6 +5,7 @@ computes is unchanged, what it costs (weights read, cache filled, vocabulary sco
 speed can be measured on a model that says something, and drafts it as a real one would, with nothing to download.
 """
 
+from paceline.conversion.inflate.heads import HEAD_TYPE, inflate_head
 from paceline.conversion.inflate.provenance import is_up_to_date
 from paceline.conversion.inflate.shape import (
     FILE_TYPES,
@@ -19,6 +20,7 @@ from paceline.conversion.llama import LlamaShape
 
 __all__ = [
     "FILE_TYPES",
+    "HEAD_TYPE",
     "PRESETS",
     "VOCABULARIES",
     "LlamaShape",
@@ -26,6 +28,7 @@ __all__ = [
     "find_file_type",
     "fit_shape",
     "inflate",
+    "inflate_head",
     "is_up_to_date",
     "preset_shape",
 ]

@@ -48,7 +48,7 @@ from paceline.core.errors import InputError, ModelFileError
 if TYPE_CHECKING:
     import gguf
 
-    from paceline.models.gguf_file import Bytes, Floats, GGUFTensor
+    from paceline.models.gguf_file import Bytes, Floats, GGUFFile, GGUFTensor
 
 StageReport = Callable[[str, int, int], None]
 """Called with a name of the stage, and how much of how much of it is done."""
@@ -155,7 +155,7 @@ def _inflate_gguf(
         tensors = _Builder(original, packed, shape, layout, FILE_TYPES[file_type]).tensors()
         check_room(destination, sum(tensor.num_bytes for tensor in tensors))
         metadata = _metadata(packed, shape, layout, tensors) | {
-            key: _type_value(value) for key, value in recipe(source, shape, file_type).items()
+            key: type_value(value) for key, value in recipe(source, shape, file_type).items()
         }
         _write(partial, metadata, tensors, report)
 
@@ -374,32 +374,40 @@ def _row_bytes(columns: int, kind: gguf.GGMLQuantizationType) -> int:
 _NOT_COPIED: Final = ("GGUF.", "split.", "paceline.inflate.")
 _NOT_COPIED_KEYS: Final = ("general.architecture", "general.alignment", "general.size_label")
 
-_Value = tuple[Any, "gguf.GGUFValueType", "gguf.GGUFValueType | None"]
+Value = tuple[Any, "gguf.GGUFValueType", "gguf.GGUFValueType | None"]
 
 
-def _metadata(packed: LlamaFile, shape: LlamaShape, layout: Layout, tensors: list[_Tensor]) -> dict[str, _Value]:
+def _metadata(packed: LlamaFile, shape: LlamaShape, layout: Layout, tensors: list[_Tensor]) -> dict[str, Value]:
     """Return the result's metadata: values, their types, and their items' types."""
     from gguf import GGUFValueType
 
-    metadata: dict[str, _Value] = {}
-    for key, entry in packed.fields.items():
-        if key.startswith(_NOT_COPIED) or key in _NOT_COPIED_KEYS:
-            continue
-        items = entry.types[-1] if entry.types[0] == GGUFValueType.ARRAY else None
-        if items is not None and not entry.data:  # the writer takes no empty arrays
-            continue
-        metadata[key] = (entry.contents(), entry.types[0], items)
+    metadata = copy_metadata(packed)
     metadata |= {key: (value, GGUFValueType.UINT32, None) for key, value in shape.metadata().items()}
     epsilon = packed.epsilon * layout.repeats * packed.shape.width / shape.width
     metadata["llama.attention.layer_norm_rms_epsilon"] = (epsilon, GGUFValueType.FLOAT32, None)
     parameters = sum(int(np.prod(tensor.shape)) for tensor in tensors)
     name = f"{packed.get('general.name', packed.path.stem)}, inflated to {parameters / 1e9:.2f}B"
     metadata["general.name"] = (name, GGUFValueType.STRING, None)
-    _pad_tokens(metadata, packed, shape.vocab_size)
+    pad_tokens(metadata, packed.path, packed.shape.vocab_size, shape.vocab_size)
     return metadata
 
 
-def _pad_tokens(metadata: dict[str, _Value], packed: LlamaFile, vocab_size: int) -> None:
+def copy_metadata(file: GGUFFile) -> dict[str, Value]:
+    """Return what an inflated file has in common with its source: values, their types, and their items' types."""
+    from gguf import GGUFValueType
+
+    metadata: dict[str, Value] = {}
+    for key, entry in file.fields.items():
+        if key.startswith(_NOT_COPIED) or key in _NOT_COPIED_KEYS:
+            continue
+        items = entry.types[-1] if entry.types[0] == GGUFValueType.ARRAY else None
+        if items is not None and not entry.data:  # the writer takes no empty arrays
+            continue
+        metadata[key] = (entry.contents(), entry.types[0], items)
+    return metadata
+
+
+def pad_tokens(metadata: dict[str, Value], path: Path, source_size: int, vocab_size: int) -> None:
     """Give every padded id a text that is no other token's, the type UNUSED, and a score below all."""
     from gguf import TokenType
 
@@ -407,10 +415,8 @@ def _pad_tokens(metadata: dict[str, _Value], packed: LlamaFile, vocab_size: int)
     if key not in metadata:  # a file without a tokenizer
         return
     tokens = list(metadata[key][0])
-    if len(tokens) != packed.shape.vocab_size:
-        raise ModelFileError(
-            f"{packed.path} is damaged: it has {len(tokens)} tokens and embeddings of {packed.shape.vocab_size}"
-        )
+    if len(tokens) != source_size:
+        raise ModelFileError(f"{path} is damaged: it has {len(tokens)} tokens and embeddings of {source_size}")
     missing = vocab_size - len(tokens)
     taken, number = set(tokens), 0
     while len(tokens) < vocab_size:
@@ -425,7 +431,7 @@ def _pad_tokens(metadata: dict[str, _Value], packed: LlamaFile, vocab_size: int)
             metadata[full] = ([*old, *values], array, items)
 
 
-def _type_value(value: int | str | bool) -> _Value:
+def type_value(value: int | str | bool) -> Value:
     from gguf import GGUFValueType
 
     if isinstance(value, bool):
@@ -435,7 +441,7 @@ def _type_value(value: int | str | bool) -> _Value:
     return value, GGUFValueType.STRING, None
 
 
-def _write(path: Path, metadata: dict[str, _Value], tensors: list[_Tensor], report: StageReport) -> None:
+def _write(path: Path, metadata: dict[str, Value], tensors: list[_Tensor], report: StageReport) -> None:
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "llama")
