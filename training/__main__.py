@@ -188,8 +188,10 @@ def eagle_command(
     from training.eagle import train_eagle, write_head
     from training.train import TrainConfig
 
-    name = f"eagle-{target.stem}"
+    name = f"eagle-{target.stem}" if draft_tokens is None else f"eagle-{target.stem}-{draft_tokens}"
     _forget(name, restart)
+    if restart:
+        paths.texts(target.stem, texts, seed).unlink(missing_ok=True)
     config = TrainConfig(
         name,
         seed,

@@ -114,7 +114,7 @@ def load_target(path: Path) -> LlamaForCausalLM:
 
 def train_eagle(config: TrainConfig, target_file: Path, num_texts: int, num_draft_ids: int | None = None) -> EagleHead:
     """Train a head on what the target says, towards its distribution."""
-    texts_file = paths.texts(config.name)
+    texts_file = paths.texts(target_file.stem, num_texts, config.seed)
     if not texts_file.exists():
         write_texts(texts_file, target_file, draw_prompts(target_file, num_texts, config.seed), config.seed)
     texts = np.load(texts_file)

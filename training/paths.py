@@ -38,9 +38,9 @@ def record(name: str) -> Path:
     return BUILD / f"{name}.json"
 
 
-def texts(name: str) -> Path:
-    """Where it lies what a target says, for the head that is trained under `name`."""
-    return BUILD / f"{name}-texts.npy"
+def texts(model: str, number: int, seed: int) -> Path:
+    """Texts of a model for its head to learn from."""
+    return BUILD / f"{model}-{number}-texts-{seed}.npy"
 
 
 def hugging_face(name: str) -> Path:

@@ -92,7 +92,7 @@ def test_a_head_learns_what_the_target_says(
         compile=False,
     )
     head = train_eagle(config, embedded_target(), num_texts=4)
-    texts = torch.from_numpy(np.load(paths.texts("eagle")).astype(np.int64))[:2]
+    texts = torch.from_numpy(np.load(paths.texts("target-q8_0", 4, 0)).astype(np.int64))[:2]
     assert agreement(head, target, texts) > 0.02 > agreement(EagleHead(target), target, texts)
 
 
