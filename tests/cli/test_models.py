@@ -15,6 +15,7 @@ import pytest
 
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.test_run import FAST, Invoke
+from tests.engines.tiny_models import write_eagle_head
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.timing import WAIT_S
 
@@ -322,3 +323,9 @@ def test_names_that_are_no_text_are_listed(folder: Path) -> None:
             assert "\\udcff" in shown
             if "--json" in words:
                 assert json.loads(shown)["models"][-1]["name"] == "\udcff€"
+
+
+def test_heads_are_listed_for_what_they_are(invoke: Invoke, folder: Path) -> None:
+    write_eagle_head(folder / "eagle3-m.gguf", 32)
+    for words in (["models"], ["models", "show", "eagle3-m"]):
+        assert "eagle3: 1 layer of width 32" in invoke(*words).out

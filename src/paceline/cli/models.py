@@ -120,7 +120,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False,
 ) -> None:
     """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
-    what = describe(resolve_model(model))
+    what = describe(resolve_model(model), may_be_head=True)
     path = _find_card(what)
     card = None if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
     if as_json:
@@ -178,7 +178,7 @@ def path() -> None:
 
 def _try_describe(path: Path) -> ModelDescription | ModelFileError:
     try:
-        return describe(path)
+        return describe(path, may_be_head=True)
     except ModelFileError as error:
         return error
 

@@ -77,11 +77,11 @@ class ModelDescription:
         return is_pooled or said.get(f"{self.architecture}.attention.causal") is False
 
 
-def describe(path: Path) -> ModelDescription:
+def describe(path: Path, *, may_be_head: bool = False) -> ModelDescription:
     """Read the description of a GGUF file or a Hugging Face folder."""
     try:
         if not path.is_dir():
-            return _describe_gguf(path)
+            return _describe_gguf(path, may_be_head)
         with explain_damaged_entries(path):
             return _describe_folder(path)
     except OSError as error:
@@ -91,8 +91,8 @@ def describe(path: Path) -> ModelDescription:
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def _describe_gguf(path: Path) -> ModelDescription:
-    model = read_gguf_model(path, may_be_head=True)
+def _describe_gguf(path: Path, may_be_head: bool) -> ModelDescription:
+    model = read_gguf_model(path, may_be_head=may_be_head)
     header = model.header
     said = header.metadata
     architecture = said["general.architecture"]
