@@ -169,7 +169,7 @@ class Shadow:
 def check_ids(engine: LlamaCppEngine) -> None:
     """Every native id is free or in one role of one sequence, and its cells reach exactly as far as the role says."""
     last = api.llama_memory_seq_pos_max
-    seen = list(engine._unheld_ids())
+    seen = list(engine._lines.unheld_ids())
     assert all(last(engine._memory, free) == -1 for free in seen)
     for state in engine._sequences.values():
         assert state.main in state.tips.values()
