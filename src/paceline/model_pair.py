@@ -102,14 +102,14 @@ def open_pair(
     if isinstance(draft, DraftOptions):
         own = default_draft(target)
         draft = None if own is None else dataclasses.replace(draft, path=own).beside(target)
-    if draft is not None and (draft.path == MTP_DRAFT or is_head(draft)):
-        if memory_bytes is not None:
-            raise InputError(
-                f"a head (`draft={str(draft.path)!r}`) drafts where all layers of its target fit into memory: leave "
-                "out how much there is (`memory`), or name another draft model"
-            )
-        return _open_with_head(target, draft, kept_bytes, force=force, report=report)
     try:
+        if draft is not None and (draft.path == MTP_DRAFT or is_head(draft)):
+            if memory_bytes is not None:
+                raise InputError(
+                    f"a head (`draft={str(draft.path)!r}`) drafts where all layers of its target fit into memory: "
+                    "leave out how much there is (`memory`), or name another draft model"
+                )
+            return _open_with_head(target, draft, kept_bytes, force=force, report=report)
         draft = None if draft is None else _fit_draft_options(_make_draft(draft, target, report), target)
         if memory_bytes is not None:
             within = target

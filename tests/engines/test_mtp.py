@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.helpers import Answer
 
 import paceline
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, InputError, ModelFileError
+from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
 from paceline.core.params import SamplingParams, StopRules
 from paceline.drafters.base import Drafter
 from paceline.drafters.head import HeadDrafter
@@ -26,7 +27,7 @@ from paceline.runtime.loop import DecodingLoop
 
 pytest.importorskip("llama_cpp")
 
-from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine, heads
 
 TOKENS = (70, 71, 72)
 ROUNDING = 1e-4
@@ -221,3 +222,19 @@ def test_a_file_with_such_a_layer_drafts_with_it_where_nothing_is_named(path: Pa
     without = write_model(tmp_path / "plain.gguf", "qwen35", tokenizer="bytes")
     with pytest.raises(InputError, match="no MTP layer that drafts here"):
         paceline.load(without, draft="mtp")
+
+
+def test_a_layer_that_nobody_named_and_finds_no_memory_is_gone_without(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_memory(*arguments: object) -> NoReturn:
+        raise InputError("no memory for the cache")
+
+    monkeypatch.setattr(heads, "create_context", without_memory)
+    with pytest.raises(InputError, match="no memory"):
+        paceline.load(path, draft="mtp")
+    with pytest.warns(ModelWarning, match="no memory for the cache"):
+        model = paceline.load(path)
+    with model:
+        assert "draft" not in [drafter.name for drafter in model.drafters]
+        assert len(model.generate("a text", max_tokens=4, allowed_token_ids=TOKENS).token_ids) == 4
