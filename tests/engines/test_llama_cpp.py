@@ -45,7 +45,7 @@ from paceline.engines.llama_cpp import LlamaCppEngine, native
 from paceline.engines.llama_cpp import settings as model_settings
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.engines.options import CACHE_TYPES, CacheType, ModelOptions
-from paceline.models.description import describe
+from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_draft
 from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.relation import relate_vocabularies
@@ -798,6 +798,34 @@ def test_a_hybrid_model_steps_back_within_its_latest_pass(tmp_path: Path) -> Non
     fork = engine.fork(sequence)
     for handle in (fork, sequence):
         assert_close(feed(engine, handle, [10]), reference([*text, 10]), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sequences", "expected"), [(5_400, 1, 16), (5_400, 4, 5), (5_400, 16, 4), (18_000, 4, 16)]
+)
+def test_recurrent_states_to_step_back_to_take_a_share_of_what_the_weights_take(
+    weights: int, sequences: int, expected: int
+) -> None:
+    numbers = {
+        "block_count": 33,
+        "nextn_predict_layers": 1,
+        "full_attention_interval": 4,
+        "ssm.state_size": 128,
+        "ssm.inner_size": 4096,
+        "ssm.conv_kernel": 4,
+        "ssm.group_count": 16,
+    }
+    about = ModelDescription(
+        Path("9b.gguf"),
+        "gguf",
+        num_bytes=weights << 20,
+        architecture="qwen35",
+        layers=33,
+        metadata={f"qwen35.{key}": value for key, value in numbers.items()},
+    )
+    # The figures of the model's configuration: 50 MiB a row.
+    assert model_settings._recurrent_state_bytes(about) / 2**20 == pytest.approx(50.25, abs=0.1)
+    assert model_settings._count_snapshots(about, sequences) == expected
 
 
 def test_a_hybrid_model_refuses_what_would_restore_an_old_state(tmp_path: Path) -> None:

@@ -28,8 +28,13 @@ from paceline.models.description import ModelDescription
 
 _INT32_MAX: Final = 2**31 - 1
 """Largest value of llama.cpp's counts, which have 32 bits."""
-_RECURRENT_SNAPSHOTS: Final = 16
-"""Rows a recurrent model can step back; each costs the memory of one more state a sequence."""
+_SNAPSHOTS: Final = (4, 16)
+"""Rows that a recurrent model can step back, least and most; each costs the memory of one more state a sequence."""
+
+# What the states of all sequences may take where more than the least are held: so much, or a share of the weights.
+# [A Qwen 3.5 of 9b has 50 MiB of them a row and sequence: 855 MiB for 16 rows, 251 MiB for 4.]
+_SNAPSHOT_BYTES: Final = 64 << 20
+_SNAPSHOT_SHARE: Final = 1 / 4
 
 _UNIFORM: Final = frozenset(
     ("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi2", "phi3")
@@ -245,7 +250,7 @@ def choose_settings(
         threads=PassThreads(options.threads, options.threads_batch),
         recurrent=recurrent,
         # The rows that leave snapshots, and the state before them, must fit one batch.
-        snapshots=max(0, min(_RECURRENT_SNAPSHOTS, batch_rows - 2)) if options.rollback else 0,
+        snapshots=max(0, min(_count_snapshots(about, max_ids), batch_rows - 2)) if options.rollback else 0,
         window=window,
         keepers=keepers,
         apart=apart,
@@ -255,6 +260,39 @@ def choose_settings(
         rows_by_attention=(fused_rows, unfused_rows),
         most_outputs=output_rows,
     )
+
+
+def _count_snapshots(about: ModelDescription, max_ids: int) -> int:
+    """Return how many rows a recurrent model shall be able to step back, by the memory that its states take."""
+    least, most = _SNAPSHOTS
+    state_bytes = _recurrent_state_bytes(about)
+    if state_bytes == 0:
+        return most
+    most_bytes = max(_SNAPSHOT_BYTES, int(about.num_bytes * _SNAPSHOT_SHARE))
+    return max(least, min(most, most_bytes // (state_bytes * max_ids) - 1))
+
+
+def _recurrent_state_bytes(about: ModelDescription) -> int:
+    """Return the bytes of the recurrent states of a sequence, of all layers together, in F32; 0 where they are small.
+
+    Source: ``llama_hparams::n_embd_r`` and ``n_embd_s`` of llama.cpp.
+    """
+
+    def said(key: str) -> Any:
+        return about.metadata.get(f"{about.architecture}.{key}")
+
+    sizes = [said(f"ssm.{name}") for name in ("state_size", "inner_size", "conv_kernel")]
+    if about.layers is None or not all(isinstance(size, int) for size in sizes):
+        return 0
+    state, inner, kernel = sizes
+    heads, interval = said("attention.head_count_kv"), said("full_attention_interval")
+    layers = about.layers - (said("nextn_predict_layers") or 0)
+    if isinstance(heads, list):
+        layers = heads.count(0)
+    elif isinstance(interval, int) and interval > 0:
+        layers -= layers // interval
+    convolved = inner + 2 * (said("ssm.group_count") or 0) * state
+    return int(4 * layers * (state * inner + (kernel - 1) * convolved))
 
 
 def logit_tolerance(model: Any, settings: Settings) -> float:
