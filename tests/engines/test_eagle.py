@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.test_mtp import TOKENS, answers, row
+from tests.engines.heads import TOKENS, check_answers, last_row, open_target
 from tests.engines.tiny_models import BYTE_VOCABULARY_SIZE, write_eagle_head, write_model
 
 import paceline
@@ -16,7 +15,6 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ModelFileError
 from paceline.drafters.head import HeadDrafter
 from paceline.engines.base import COMMITTED_END, Step
-from paceline.engines.options import ModelOptions
 from paceline.planning.policies.fixed import FixedPolicy
 
 pytest.importorskip("llama_cpp")
@@ -36,25 +34,9 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def target(path: Path) -> Iterator[LlamaCppEngine]:
-    engine = open_target(path)
+    engine = open_target(path, LAYERS)
     yield engine
     engine.close()
-
-
-def open_target(path: Path, layers: tuple[int, ...] = LAYERS, **options: Any) -> LlamaCppEngine:
-    return LlamaCppEngine(
-        ModelOptions(
-            path,
-            context_length=256,
-            max_sequences=3,
-            cells=300,
-            threads=1,
-            hold_states=layers,
-            cache_type_k="f32",
-            cache_type_v="f32",
-            **options,
-        )
-    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -62,19 +44,13 @@ def open_target(path: Path, layers: tuple[int, ...] = LAYERS, **options: Any) ->
 def test_answers_are_those_of_plain_decoding(
     target: LlamaCppEngine, tmp_path: Path, depth: int, temperature: float
 ) -> None:
-    expected = answers(target, [], 0, temperature)
     known = [*TOKENS, *range(100, 150)]
     head = target.open_head(write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=known[::-1]))
-    drafter = HeadDrafter(head, target=target.vocabulary)
-    actual = answers(target, [drafter], depth, temperature)
-    drafter.close()
-    for one, other in zip(actual, expected, strict=True):
-        assert one.token_ids == other.token_ids
-        assert 0 < one.request.stats.num_accepted < one.request.stats.num_drafted
+    check_answers(target, HeadDrafter(head, target=target.vocabulary), depth, temperature)
 
 
 def test_holding_states_changes_no_bit_of_a_row(path: Path) -> None:
-    engines = [open_target(path), open_target(path, ())]
+    engines = [open_target(path, LAYERS), open_target(path, ())]
     for tokens, outputs in (([11, 42, 7, 99], [3]), ([3, 4, 5], [0, 1, 2]), ([6], [0])):
         rows = []
         for engine in engines:
@@ -127,7 +103,7 @@ def test_what_the_head_says_is_what_its_layer_computes(
     # A pass without outputs, of which the state is read all the same.
     head.forward([Step(sequence, tokens[7:], range(COMMITTED_END, 4), [], states[7:])])
     head.commit(sequence, range(5))
-    drafted = row(head, [Step(sequence, [9], [COMMITTED_END], [0])])
+    drafted = last_row(head, [Step(sequence, [9], [COMMITTED_END], [0])])
     # A draft takes the head's own state in the place of what the encoder makes of the target's.
     _, expected = forward_eagle(file, [*tokens, 9], states, known, fed_back=own[-1:])
     np.testing.assert_allclose(drafted, expected[-1], rtol=0, atol=ROUNDING)
@@ -184,14 +160,14 @@ def forward_eagle(
 
 @pytest.mark.parametrize("borrows", [False, True])
 def test_either_may_be_closed_first(path: Path, tmp_path: Path, borrows: bool) -> None:
-    target = open_target(path)
+    target = open_target(path, LAYERS)
     head = target.open_head(write_eagle_head(tmp_path / "head.gguf", WIDTH, borrows=borrows))
     states = np.ones((1, 3 * WIDTH), np.float32)
     sequence = head.open()
-    before = row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)])
+    before = last_row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)])
     head.commit(sequence, [])
     target.close()
-    np.testing.assert_array_equal(row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)]), before)
+    np.testing.assert_array_equal(last_row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)]), before)
     head.close()
 
 

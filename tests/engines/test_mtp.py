@@ -11,25 +11,21 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from tests.engines.heads import TOKENS, check_answers, last_row, open_target
 from tests.engines.tiny_models import write_model
-from tests.helpers import Answer
 
 import paceline
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
-from paceline.core.params import SamplingParams, StopRules
-from paceline.drafters.base import Drafter
 from paceline.drafters.head import HeadDrafter
-from paceline.engines.base import COMMITTED_END, Engine, Step
+from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.options import OUTPUT_STATE, ModelOptions
-from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.runtime.loop import DecodingLoop
+from paceline.planning.policies.fixed import FixedPolicy
 
 pytest.importorskip("llama_cpp")
 
 from paceline.engines.llama_cpp import LlamaCppEngine, heads
 
-TOKENS = (70, 71, 72)
 ROUNDING = 1e-4
 
 
@@ -40,55 +36,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def target(path: Path) -> Iterator[LlamaCppEngine]:
-    engine = LlamaCppEngine(
-        ModelOptions(
-            path,
-            context_length=256,
-            max_sequences=3,
-            cells=300,
-            threads=1,
-            hold_states=(OUTPUT_STATE,),
-            cache_type_k="f32",
-            cache_type_v="f32",
-        )
-    )
+    engine = open_target(path, (OUTPUT_STATE,))
     yield engine
     engine.close()
-
-
-def answers(target: Engine, drafters: list[Drafter], depth: int, temperature: float) -> list[Answer]:
-    """Decode three requests at once, of which not all have room at the end."""
-    policy = FixedPolicy(depth) if drafters else NO_SPECULATION
-    loop = DecodingLoop(target, drafters, policy)
-    found = []
-    for number in range(3):
-        params = SamplingParams(temperature, seed=number, allowed_token_ids=TOKENS)
-        prompt = [(37 * number + 11 * index) % 250 + 3 for index in range(10 + 30 * number)]
-        found.append(Answer(loop.add(prompt, params, StopRules(70, ignore_end=True))))
-    by_request = {answer.request: answer for answer in found}
-    while loop.active:
-        for emission in loop.step():
-            by_request[emission.request].take(emission)
-    return found
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("depth", [1, 3, 4])
 def test_answers_are_those_of_plain_decoding(target: LlamaCppEngine, depth: int, temperature: float) -> None:
-    expected = answers(target, [], 0, temperature)
-    drafter = HeadDrafter(target.open_head(), target=target.vocabulary)
-    actual = answers(target, [drafter], depth, temperature)
-    drafter.close()
-    for one, other in zip(actual, expected, strict=True):
-        assert len(other.token_ids) == 70
-        assert one.token_ids == other.token_ids
-        assert 0 < one.request.stats.num_accepted < one.request.stats.num_drafted
-
-
-def row(output_of: Engine, steps: list[Step]) -> FloatArray:
-    output = output_of.forward(steps)
-    found: FloatArray = output.logits(0, len(steps[0].outputs) - 1).copy()
-    return found
+    check_answers(target, HeadDrafter(target.open_head(), target=target.vocabulary), depth, temperature)
 
 
 def test_what_the_head_says_is_what_its_layer_computes(target: LlamaCppEngine, path: Path) -> None:
@@ -104,7 +60,7 @@ def test_what_the_head_says_is_what_its_layer_computes(target: LlamaCppEngine, p
     np.testing.assert_allclose(said, expected, rtol=0, atol=ROUNDING)
     # A draft is read with the state that the layer left before it.
     head.commit(sequence, range(12))
-    drafted = row(head, [Step(sequence, [9], [COMMITTED_END], [0])])
+    drafted = last_row(head, [Step(sequence, [9], [COMMITTED_END], [0])])
     _, expected = forward_mtp_layer(path, [*tokens, 9], np.concatenate((states, own_states[-1:])))
     np.testing.assert_allclose(drafted, expected[-1], rtol=0, atol=ROUNDING)
     head.close()
@@ -159,11 +115,11 @@ def test_either_may_be_closed_first(path: Path) -> None:
     head, other = target.open_head(), target.open_head()
     states = np.ones((1, target.capabilities.state_width), np.float32)
     sequence = head.open()
-    before = row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)])
+    before = last_row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)])
     head.commit(sequence, [])
     other.close()
     target.close()
-    np.testing.assert_array_equal(row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)]), before)
+    np.testing.assert_array_equal(last_row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)]), before)
     head.close()
 
 
@@ -185,7 +141,7 @@ def test_a_layer_in_a_file_of_its_own_says_the_same(target: LlamaCppEngine, path
     said = []
     for where in (None, alone):
         head = target.open_head(where)
-        said.append(row(head, [Step(head.open(), [5], [COMMITTED_END], [0], states)]))
+        said.append(last_row(head, [Step(head.open(), [5], [COMMITTED_END], [0], states)]))
         head.close()
     np.testing.assert_array_equal(said[0], said[1])
     with paceline.load(path, draft=alone, policy=FixedPolicy(3)) as model:
