@@ -14,6 +14,8 @@ from benchmarks.alternating import EPILOG as ALTERNATING_EPILOG
 from benchmarks.alternating import alternating
 from benchmarks.attack.command import EPILOG as ATTACK_EPILOG
 from benchmarks.attack.command import attack
+from benchmarks.beside_driver import EPILOG as BESIDE_DRIVER_EPILOG
+from benchmarks.beside_driver import beside_driver
 from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
 from benchmarks.beside_server import beside_server
 from benchmarks.chats import EPILOG as CHATS_EPILOG
@@ -102,6 +104,7 @@ app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 app.command("translation", epilog=TRANSLATION_EPILOG)(translation)
 # These need a program that is not there everywhere.
 app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
+app.command("beside-driver", epilog=BESIDE_DRIVER_EPILOG)(beside_driver)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 app.command("chats", epilog=CHATS_EPILOG)(chats)
 app.command("attack", epilog=ATTACK_EPILOG)(attack)
