@@ -139,10 +139,10 @@ def _open_with_head(
 ) -> ModelPair:
     """Open a target with a head, which drafts for it."""
     path = None if draft.path == MTP_DRAFT else Path(draft.path)
-    target = dataclasses.replace(target, hold_states=states_read(path))
+    target = dataclasses.replace(target, hold_states=states_read(target, path))
     opened = open_model(target, has_draft=True, force=force, report=report)
     try:
-        head = open_head(opened.engine, path)
+        head = open_head(opened.engine, opened.options, path)
     except BaseException:
         opened.engine.close()
         raise

@@ -21,6 +21,7 @@ from paceline.engines.options import ENGINE_NAMES, OUTPUT_STATE, ModelOptions, e
 from paceline.models.description import describe
 from paceline.models.gguf_checks import is_head_file
 from paceline.models.gguf_header import read_gguf_header
+from paceline.models.weight_files import head_kind
 
 _MAX_SPECIAL_TOKENS: Final = 8
 """Tokens that a tokenizer may put around a text, or take for the space that it puts before it."""
@@ -49,23 +50,25 @@ def open_engine(options: ModelOptions) -> Engine:
 
 
 def has_head(options: ModelOptions) -> bool:
-    """Return whether a model's file has a head, an MTP layer, that can draft here."""
+    """Return whether a model's own files have a head, an MTP layer, that can draft here."""
     path = Path(options.path)
-    if (options.engine or engine_for(path)) != "llama_cpp":
-        return False
+    if (options.engine or engine_for(path)) == "torch_hf":
+        from paceline.engines.torch_hf.head_files import has_mtp_layer
+
+        return path.is_dir() and has_mtp_layer(describe(path))
     from paceline.engines.llama_cpp.states import own_head
 
     return own_head(path) is not None
 
 
 def is_head(options: ModelOptions) -> bool:
-    """Return whether a file holds a head alone, without the model that it drafts for."""
+    """Return whether a file or folder holds a head alone, without the model that it drafts for."""
     path = Path(options.path)
-    return path.is_file() and is_head_file(read_gguf_header(path))
+    return is_head_file(read_gguf_header(path)) if path.is_file() else head_kind(path) is not None
 
 
-def states_read(head: Path | None) -> tuple[int, ...]:
-    """Return the states that the head in a file reads, as ``ModelOptions.hold_states``; ``None`` is a model's own.
+def states_read(target: ModelOptions, head: Path | None) -> tuple[int, ...]:
+    """Return the states of a target that a head reads, as ``ModelOptions.hold_states``; ``None`` is the target's own.
 
     Raises:
         ModelFileError: the file is damaged.
@@ -73,17 +76,34 @@ def states_read(head: Path | None) -> tuple[int, ...]:
     """
     if head is None:
         return (OUTPUT_STATE,)
+    path = Path(target.path)
+    name = target.engine or engine_for(path)
+    if head.is_dir() != (name == "torch_hf"):
+        form = "a head in a GGUF file" if head.is_dir() else "the folder of a head"
+        raise CapabilityError(f"{head} is no head for {path.name} under {name}: give {form}, or another draft model")
+    if name == "torch_hf":
+        from paceline.engines.torch_hf.head_files import read_eagle
+
+        about = describe(path)
+        return read_eagle(head, num_layers=about.layers, width=about.width).layers
     from paceline.engines.llama_cpp.states import read_head
 
     return read_head(head).layers
 
 
-def open_head(target: Engine, path: Path | None) -> Engine:
-    """Return the head that drafts for a target, which holds states, in a file of its own or the target's."""
+def open_head(target: Engine, options: ModelOptions, path: Path | None) -> Engine:
+    """Return the head that drafts for a target, which holds states, in a file of its own or the target's.
+
+    ``options`` are what the target was loaded with. Raises as each engine's own heads do.
+    """
+    if (options.engine or engine_for(Path(options.path))) == "torch_hf":
+        from paceline.engines.torch_hf import TorchHead, TorchHFEngine
+
+        assert isinstance(target, TorchHFEngine)
+        return TorchHead(target, path)
     from paceline.engines.llama_cpp import LlamaCppEngine
 
-    if not isinstance(target, LlamaCppEngine):
-        raise CapabilityError("heads draft for GGUF targets alone: name another draft model")
+    assert isinstance(target, LlamaCppEngine)
     return target.open_head(path)
 
 

@@ -99,7 +99,7 @@ class ModelOptions:
             (:mod:`paceline.models.sampling_defaults`).
         hold_states: which states of the latest tokens are kept, for heads to draft from: what layers of these numbers
             read, and :data:`OUTPUT_STATE` for what the output layer does. Where that is among them, an MTP layer of the
-            file is loaded, too.
+            file is loaded, too. Under ``torch_hf`` the number of layers stands for what the last of them puts out.
         verbose: let the engine print what it has to say.
         other_memory: what else the process is to hold of ``memory``. Only ``llama_cpp``.
         rows_read: of a model that only drafts, most rows of a pass whose logits are read; passes are no wider than

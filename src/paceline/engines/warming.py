@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+
 from paceline.core.errors import NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 
@@ -32,7 +34,8 @@ def warm_up(engine: Engine, widths: Iterable[int] = ROUND_WIDTHS) -> None:
         sequence = engine.open()
         try:
             parents = range(COMMITTED_END, COMMITTED_END + rows)
-            engine.forward([Step(sequence, [0] * rows, parents, range(rows))]).wait()
+            states = np.zeros((rows, limits.state_width), np.float32) if limits.reads_states else None
+            engine.forward([Step(sequence, [0] * rows, parents, range(rows), states)]).wait()
         except NoRoomError:
             return
         finally:

@@ -15,7 +15,7 @@ from paceline.core.errors import ModelFileError
 from paceline.models.files import explain_damaged_entries, read_json
 from paceline.models.gguf_header import Value
 from paceline.models.gguf_model import GgufModel, read_gguf_model
-from paceline.models.weight_files import check_model_folder, header_bytes, weight_files
+from paceline.models.weight_files import check_model_folder, head_kind, header_bytes, weight_files
 
 ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
 
@@ -83,7 +83,7 @@ def describe(path: Path, *, may_be_head: bool = False) -> ModelDescription:
         if not path.is_dir():
             return _describe_gguf(path, may_be_head)
         with explain_damaged_entries(path):
-            return _describe_folder(path)
+            return _describe_folder(path, may_be_head)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -145,10 +145,10 @@ def _file_type(model: GgufModel) -> str | None:
 # --- Hugging Face folders ---------------------------------------------------------------------------------------------
 
 
-def _describe_folder(folder: Path) -> ModelDescription:
-    check_model_folder(folder)
+def _describe_folder(folder: Path, may_be_head: bool) -> ModelDescription:
+    check_model_folder(folder, may_be_head=may_be_head)
     config = read_json(folder / "config.json")
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config.get("transformer_layer_config") or config
     parameters, dtype = _count_safetensors(folder)
     cards = [folder / name for name in CARD_NAMES if (folder / name).is_file()]
     front_matter, summary = _read_card(cards[0]) if cards else ({}, None)
@@ -158,7 +158,7 @@ def _describe_folder(folder: Path) -> ModelDescription:
         path=folder,
         format="huggingface",
         num_bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
-        architecture=_text(config.get("model_type")),
+        architecture=(head_kind(folder) if may_be_head else None) or _text(config.get("model_type")),
         layers=_largest(config.get("num_hidden_layers")),
         width=width,
         heads=heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,15 +20,19 @@ _LONGEST_HEADER: Final = 100_000_000
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path, *, may_be_head: bool = False) -> None:
     """Raise ``ModelFileError`` for a folder without the configuration of a Hugging Face model, or with pipes for files.
 
-    The message says what the folder is, where that can be told.
+    The message says what the folder is, where that can be told. So is a head without the model that it drafts for.
     """
     if (folder / "config.json").is_file():
         for path in folder.iterdir():
             if path.exists():  # a link may lead nowhere
                 check_is_file(path)
+        if not may_be_head and (kind := head_kind(folder)) is not None:
+            raise ModelFileError(
+                f"{folder} is no model but a head that drafts for one ({kind}): give the folder of the whole model"
+            )
         return
     gguf_files = sorted(path.name for path in folder.glob("*.gguf") if not is_later_part(path))
     if (folder / "adapter_config.json").is_file():
@@ -37,6 +42,32 @@ def check_model_folder(folder: Path) -> None:
     else:
         way_out = "give a GGUF file or a Hugging Face model folder"
     raise ModelFileError(f"{folder} is a folder that has no config.json; {way_out}")
+
+
+def head_kind(folder: Path) -> str | None:
+    """Return the kind of head that a folder holds, such as ``eagle3``; ``None`` for a model, or a folder without one.
+
+    Those that publish heads name them in many ways. Of EAGLE's first two kinds only the weights tell.
+    """
+    if not (folder / "config.json").is_file():
+        return None
+    config = read_json(folder / "config.json")
+    said = config.get("speculators_model_type")
+    if isinstance(said, str):
+        return said
+    classes = config.get("architectures")
+    name = str(classes[0]).lower() if isinstance(classes, list) and classes else ""
+    for kind, is_said in (
+        ("dflash", "dflash" in name or "dspark" in name),
+        ("medusa", "medusa" in name or "medusa_num_heads" in config),
+        ("peagle", "peagle" in name),
+        ("eagle3", "eagle3" in name or "draft_vocab_size" in config or "eagle_config" in config),
+        ("eagle", "eagle" in name and "_vl" not in name),
+        ("assistant", str(config.get("model_type")).endswith("_assistant")),
+    ):
+        if is_said:
+            return kind
+    return "eagle" if (folder / SINGLE).is_file() and _has_tensor(folder / SINGLE, "fc.weight") else None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -85,6 +116,12 @@ def header_bytes(path: Path, start: bytes) -> int:
             f"{path} is not a safetensors file: it begins with {spelled_bytes(start)}; copy or download it again"
         )
     return length
+
+
+def _has_tensor(path: Path, name: str) -> bool:
+    with contextlib.suppress(ModelFileError), path.open("rb") as file:
+        return f'"{name}"'.encode() in file.read(header_bytes(path, file.read(8)))
+    return False
 
 
 def _is_file_name(name: object) -> bool:

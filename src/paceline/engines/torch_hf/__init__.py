@@ -6,6 +6,9 @@ One forward pass, file by file::
     cells.py    which cell of the pool holds which token; what each row may see
     masks.py    that as the additive mask (or masks) the model takes
     pool.py     the cache the model writes its keys and values into
+    states.py   what layers read, kept for heads
+    heads.py    heads, which draft from that: a pass the same way, of tokens with states
+    head_files.py  what a folder says of its head
     loading.py  a folder or GGUF file becomes a model and a tokenizer, or one clear error
     vocabulary.py  the tokenizer as token ids and bytes
 """
@@ -19,11 +22,12 @@ from paceline.core.extras import missing
 
 if TYPE_CHECKING:
     from paceline.engines.torch_hf.engine import TorchHFEngine
+    from paceline.engines.torch_hf.heads import TorchHead
     from paceline.engines.torch_hf.loading import load_vocabulary
 
-__all__ = ["TorchHFEngine", "describe_library", "load_vocabulary"]
+__all__ = ["TorchHFEngine", "TorchHead", "describe_library", "load_vocabulary"]
 
-_NEEDS_TORCH = {"TorchHFEngine": "engine", "load_vocabulary": "loading"}
+_NEEDS_TORCH = {"TorchHFEngine": "engine", "TorchHead": "heads", "load_vocabulary": "loading"}
 
 
 def describe_library() -> str:

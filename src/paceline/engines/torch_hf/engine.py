@@ -17,7 +17,7 @@ from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context_length import choose_context_length
 from paceline.engines.limits import check_range
-from paceline.engines.options import OUTPUT_STATE, ModelOptions
+from paceline.engines.options import ModelOptions
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
 from paceline.engines.state_track import StateTrack
@@ -33,6 +33,7 @@ from paceline.engines.torch_hf.loading import (
 )
 from paceline.engines.torch_hf.masks import AttentionPattern
 from paceline.engines.torch_hf.pool import PoolCache
+from paceline.engines.torch_hf.states import StateCapture
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.engines.warming import warm_up
 from paceline.models.files import explain_damaged_entries
@@ -118,6 +119,8 @@ class TorchHFEngine:
     """Chooses torch's threads; ``None`` where the user did, or where a GPU makes the passes."""
     _set_threads: int | None = None
     """Threads as the user set them; torch has one number for the process, which another engine may have changed."""
+    _states: StateCapture | None = None
+    """Reads the states of passes, where they are held."""
 
     def __init__(self, options: ModelOptions, *, attention: Attention = "auto", max_rows: int = _MAX_ROWS) -> None:
         _refuse_foreign(options)
@@ -191,22 +194,56 @@ class TorchHFEngine:
         context_length = choose_context_length(
             context_length, longest_context(config), model=loaded.name, may_shrink=context_may_shrink
         )
-        self._model: Any = model
-        self._device: torch.device = model.device  # transformers walks the weights for either
-        self._dtype: torch.dtype = model.dtype
-        self._pattern = AttentionPattern.of(config, context_length)
-        self._pool = CellPool(context_length * max_sequences + max_rows if cells is None else cells)
-        self._cache: Any = PoolCache(len(self._pool))
-        self._attention_kernels = (
-            functools.partial(sdpa_kernel, ATTENTION_KERNELS) if self._device.type == "cuda" else contextlib.nullcontext
-        )
         parameters = inspect.signature(type(model).forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
         # Renamed in transformers 5.24; a model that brings its own code may keep the old name for long.
         self._cache_parameter = "cache" if "cache" in parameters else "past_key_values"
-        if hold_states not in ((), (OUTPUT_STATE,)):
-            raise CapabilityError("torch_hf holds what the output layer reads, and of no other layer")
-        self._states = _StateCapture(model.base_model) if hold_states else None
+        self._held = hold_states
+        self._states = StateCapture(model, hold_states) if hold_states else None
+        self._begin(
+            model,
+            model.device,  # transformers walks the weights for either
+            model.dtype,
+            context_length=context_length,
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            cells=context_length * max_sequences + max_rows if cells is None else cells,
+            state_width=len(hold_states) * config.hidden_size,
+        )
+        try:
+            vocab_size = self._check_against_plain_forward()
+            end_ids = [*_end_ids(model), *loaded.end_ids]
+            self._vocabulary = TokenizerVocabulary(loaded.tokenizer, size=vocab_size, end_ids=end_ids)
+            if self._device.type == "cuda":
+                warm_up(self)
+        except BaseException:
+            self.close()
+            raise
+        self._description = f"{loaded.name} ({config.model_type}, {self._type_name()}) on {self._where()}, torch"
+
+    def _begin(
+        self,
+        model: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        context_length: int,
+        max_rows: int,
+        max_sequences: int,
+        cells: int,
+        state_width: int,
+        reads_states: bool = False,
+    ) -> None:
+        """Begin with no sequences, over a pool of so many cells."""
+        self._model: Any = model
+        self._device = device
+        self._dtype = dtype
+        self._pattern = AttentionPattern.of(model.config.get_text_config(), context_length)
+        self._pool = CellPool(cells)
+        self._cache: Any = PoolCache(cells)
+        self._attention_kernels = (
+            functools.partial(sdpa_kernel, ATTENTION_KERNELS) if device.type == "cuda" else contextlib.nullcontext
+        )
         # Of the latest pass: its states on the device, and whose rows they are.
         self._unread: tuple[torch.Tensor, list[tuple[SequenceCells, slice]]] | None = None
         self._sequences: dict[int, SequenceCells] = {}
@@ -219,27 +256,23 @@ class TorchHFEngine:
             max_rows=max_rows,
             max_outputs=max_rows,
             max_sequences=max_sequences,
-            cells=len(self._pool),
+            cells=cells,
             trees=True,
             max_rollback=None,
-            logit_tolerance=LOGIT_TOLERANCE.get(self._dtype, LOGIT_TOLERANCE[torch.float32]),
-            state_width=config.hidden_size if hold_states else 0,
+            logit_tolerance=LOGIT_TOLERANCE.get(dtype, LOGIT_TOLERANCE[torch.float32]),
+            state_width=state_width,
+            reads_states=reads_states,
         )
-        try:
-            vocab_size = self._check_against_plain_forward()
-            end_ids = [*_end_ids(model), *loaded.end_ids]
-            self._vocabulary = TokenizerVocabulary(loaded.tokenizer, size=vocab_size, end_ids=end_ids)
-            if self._device.type == "cuda":
-                warm_up(self)
-        except BaseException:
-            self.close()
-            raise
-        dtype = str(self._dtype).removeprefix("torch.")
-        self._description = f"{loaded.name} ({config.model_type}, {dtype}) on {self._where()}, torch"
+        self._track_width = state_width
 
     @property
     def description(self) -> str:
         return self._description
+
+    @property
+    def held_layers(self) -> tuple[int, ...]:
+        """Whose states are held, as ``ModelOptions.hold_states``."""
+        return self._held
 
     @property
     def vocabulary(self) -> TokenizerVocabulary:
@@ -258,8 +291,7 @@ class TorchHFEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        width = self._capabilities.state_width
-        track = StateTrack(width) if width else None
+        track = StateTrack(self._track_width) if self._track_width else None
         self._sequences[handle] = SequenceCells(self._capabilities.context_length, track)
         return handle
 
@@ -297,7 +329,7 @@ class TorchHFEngine:
         if self._unread is None:
             return
         (hidden, rows_of), self._unread = self._unread, None
-        states = hidden.float().cpu().numpy()
+        states = hidden.cpu().float().numpy()
         for state, rows in rows_of:
             if state.track is not None:
                 state.track.append(states[rows])
@@ -419,7 +451,7 @@ class TorchHFEngine:
             state.pending.append(step.parents)
         try:
             with torch.inference_mode(), self._attention_kernels():
-                output = self._compute(self._pack(steps, states, cells, width_step))
+                output, own_states = self._compute(self._pack(steps, states, cells, width_step))
         except BaseException:
             for state in states:
                 state.pending.truncate(len(state.pending_cells))
@@ -428,8 +460,8 @@ class TorchHFEngine:
         self._pool.share(cells)
         for state, rows in zip(states, _row_ranges(steps), strict=True):
             state.pending_cells += cells[rows].tolist()
-        if self._states is not None:
-            self._unread = (self._states.take(), list(zip(states, _row_ranges(steps), strict=True)))
+        if own_states is not None:
+            self._unread = (own_states, list(zip(states, _row_ranges(steps), strict=True)))
         self._torn = False
         return output
 
@@ -451,10 +483,18 @@ class TorchHFEngine:
             visible,
             np.array(outputs, dtype=np.int64),
             np.cumsum([0, *(len(step.outputs) for step in steps)]).tolist(),
+            self._read_by_head(steps, states),
         )
 
-    def _compute(self, packed: _PackedRows) -> TorchOutput:
-        """Run the model over packed rows; raise ``EngineError`` where it fails, as without memory on the device."""
+    def _read_by_head(self, steps: Sequence[Step], states: Sequence[SequenceCells]) -> Any:
+        """Return what a head reads rows with: of each step the states, and whether they are the target's."""
+        return None
+
+    def _compute(self, packed: _PackedRows) -> tuple[TorchOutput, torch.Tensor | None]:
+        """Run the model over packed rows, and return the states ``[rows, width]`` that they leave where they are held.
+
+        Raises ``EngineError`` where it fails, as without memory on the device.
+        """
         device = self._device
         positions = self._pool.positions[packed.cells]
         inputs = torch.from_numpy(np.stack([packed.token_ids, positions, packed.cells])).to(device)
@@ -463,14 +503,7 @@ class TorchHFEngine:
         self._cache.aim(inputs[2], width)
         mask = self._pattern.masks(packed.visible, positions, self._pool.positions[:width], self._dtype, device)
         try:
-            logits = self._model(
-                input_ids=inputs[:1],
-                position_ids=inputs[1:2],
-                attention_mask=mask,
-                use_cache=True,
-                **{self._cache_parameter: self._cache},
-                **({"logits_to_keep": keep} if self._keeps_rows else {}),
-            ).logits[0]
+            logits, states = self._call_model(inputs[:1], inputs[1:2], mask, keep, packed.states)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"no memory for a pass of {len(packed.cells)} rows over a pool of {len(self._pool)} cells; lower "
@@ -478,9 +511,22 @@ class TorchHFEngine:
             ) from error
         except Exception as error:
             raise EngineError(f"the pass of {len(packed.cells)} rows failed: {one_line(error)}") from error
-        if not self._keeps_rows:
-            logits = logits[keep]
-        return TorchOutput(packed.first_outputs, logits)
+        return TorchOutput(packed.first_outputs, logits), states
+
+    def _call_model(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, mask: Any, keep: torch.Tensor, states: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return logits of the rows to keep, and the states of all rows; a head reads them with states."""
+        logits = self._model(
+            input_ids=token_ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            **{self._cache_parameter: self._cache},
+            **({"logits_to_keep": keep} if self._keeps_rows else {}),
+        ).logits[0]
+        held = None if self._states is None else self._states.take()
+        return logits if self._keeps_rows else logits[keep], held
 
     def _check_against_plain_forward(self) -> int:
         """Compare a small tree with the plain forward of its paths and return the length of a row of logits.
@@ -518,6 +564,9 @@ class TorchHFEngine:
                 f"{difference:.2g} of {largest:.2g}), so it ignores masks or positions; {way_out}"
             )
         return len(plain[0])
+
+    def _type_name(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
 
     def _where(self) -> str:
         """Return the device, with the name its maker gave it where that is known, or the threads on a quiet machine."""
@@ -594,27 +643,8 @@ class _PackedRows(NamedTuple):
     visible: BoolArray
     outputs: Int64Array
     first_outputs: list[int]
-
-
-class _StateCapture:
-    """Keeps the states that a model's layers leave, which its output layer reads."""
-
-    def __init__(self, layers: Any) -> None:
-        self._latest: torch.Tensor | None = None
-        self._hook = layers.register_forward_hook(self._keep)
-
-    def take(self) -> torch.Tensor:
-        """Return those of the latest pass, ``[rows, width]``."""
-        states, self._latest = self._latest, None
-        assert states is not None
-        return states
-
-    def remove(self) -> None:
-        """Take the hook off the model, which may outlive the engine."""
-        self._hook.remove()
-
-    def _keep(self, layers: Any, inputs: Any, output: Any) -> None:
-        self._latest = output[0][0]
+    states: Any
+    """What a head reads rows with."""
 
 
 def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:

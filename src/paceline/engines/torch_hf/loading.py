@@ -50,12 +50,12 @@ def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedMo
     named = _device_name(options.devices)
     device = _device(named)
     with contextlib.nullcontext() if options.verbose else _quiet():
-        with _file_errors(path):
+        with file_errors(path):
             config = transformers.AutoConfig.from_pretrained(**source)
         model_class = refuse_unsupported(config)
         if attention == "sdpa" and not model_class._supports_sdpa:
             raise CapabilityError(f"{config.model_type} has no sdpa attention; set attention to 'auto' or 'eager'")
-        with _file_errors(path):
+        with file_errors(path):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 **source,
                 config=config,
@@ -81,7 +81,7 @@ def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedMo
 def load_vocabulary(path: Path, *, verbose: bool = False) -> TokenizerVocabulary:
     """Load the tokenizer of a folder or a GGUF file, and no weights."""
     source = _source(path)
-    with contextlib.nullcontext() if verbose else _quiet(), _file_errors(path):
+    with contextlib.nullcontext() if verbose else _quiet(), file_errors(path):
         config = transformers.AutoConfig.from_pretrained(**source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
     with explain_damaged_entries(path):
@@ -192,7 +192,7 @@ def _gguf_end_ids(path: Path) -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
+def file_errors(path: Path) -> Iterator[None]:
     """Turn whatever transformers raises on a file into one line."""
     try:
         yield

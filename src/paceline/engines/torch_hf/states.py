@@ -1,0 +1,80 @@
+"""States of a model's tokens: what chosen layers and the output layer read in a pass, by hooks on the model's modules.
+
+transformers can return hidden states, too, but of the last layer's output only what the last norm makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.core.errors import CapabilityError
+from paceline.engines.options import OUTPUT_STATE
+
+
+class StateCapture:
+    """Keeps what layers of a model read in the latest pass.
+
+    Args:
+        model: a causal language model of transformers, which gets hooks.
+        layers: numbers of layers, or ``OUTPUT_STATE`` for the output layer. The number of layers is what the last of
+            them puts out, before the norm behind it.
+
+    Raises:
+        CapabilityError: the model has no such layer.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        self._latest: dict[int, torch.Tensor] = {}
+        self._layers = tuple(layers)
+        self._hooks: list[Any] = []
+        modules = _layer_modules(model)
+        for layer in layers:
+            if layer == OUTPUT_STATE:
+                self._hooks.append(model.base_model.register_forward_hook(self._keeper_of_output(layer)))
+            elif 0 <= layer < len(modules):
+                self._hooks.append(modules[layer].register_forward_pre_hook(self._keeper(layer), with_kwargs=True))
+            elif 0 < layer == len(modules):
+                self._hooks.append(modules[-1].register_forward_hook(self._keeper_of_output(layer)))
+            else:
+                self.remove()
+                has = f"has layers 0 to {len(modules) - 1}" if modules else "has no list of layers"
+                raise CapabilityError(
+                    f"{model.config.name_or_path or type(model).__name__} {has}, and its head reads what layer {layer} "
+                    "does: give the head that was made for this model"
+                )
+
+    def take(self) -> torch.Tensor:
+        """Return the states of the latest pass, ``[rows, layers * width]``."""
+        latest, self._latest = self._latest, {}
+        states = [latest[layer][0] for layer in self._layers]
+        return states[0] if len(states) == 1 else torch.cat(states, -1)
+
+    def remove(self) -> None:
+        """Take the hooks off the model, which may outlive the engine."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keeper(self, layer: int) -> Any:
+        def keep(module: Any, inputs: Any, named: Any) -> None:
+            self._latest[layer] = inputs[0] if inputs else named["hidden_states"]
+
+        return keep
+
+    def _keeper_of_output(self, layer: int) -> Any:
+        def keep(module: Any, inputs: Any, output: Any) -> None:
+            self._latest[layer] = output if isinstance(output, torch.Tensor) else output[0]
+
+        return keep
+
+
+def _layer_modules(model: Any) -> Sequence[Any]:
+    """Return a model's layers in order; none where they are no list in its decoder."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.get_decoder().children():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return ()

@@ -1,0 +1,532 @@
+"""Heads of Hugging Face models: random EAGLE-3 heads in each form that is published, and MTP layers.
+
+What a head says is held to a forward that is written down here once more, without a cache and transformers' layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.drafters.helpers import grow
+from tests.engines.heads import TOKENS, check_answers
+from tests.helpers import request_of
+
+import paceline
+from paceline.core.errors import CapabilityError, ModelFileError
+from paceline.core.params import SamplingParams
+from paceline.drafters.base import DraftBudget
+from paceline.drafters.head import HeadDrafter
+from paceline.engines.base import COMMITTED_END, Step
+from paceline.models.description import describe
+from paceline.planning.policies.fixed import FixedPolicy
+
+torch = pytest.importorskip("torch", reason="needs paceline[torch]")
+transformers = pytest.importorskip("transformers", reason="needs paceline[torch]")
+
+from safetensors.torch import save_file  # noqa: E402
+from tests.engines.test_torch_hf import ARCHITECTURES, SHAPE, VOCAB_SIZE, build, start, tiny, tiny_tokenizer  # noqa: E402
+
+from paceline.engines.torch_hf.head_files import read_eagle  # noqa: E402
+from paceline.engines.torch_hf.heads import TorchHead  # noqa: E402
+
+LAYERS, WIDTH, OWN = 8, 64, 32
+ROUNDING = 1e-5
+KNOWN = [*range(290, 150, -1), *TOKENS, 3, 9]
+"""Tokens of a head that knows some, in no order."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build("LlamaConfig", SHAPE | {"num_hidden_layers": LAYERS})
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "SafeAILab": {"architectures": ["LlamaForCausalLM"]},
+    "SpecForge": {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+        "head_dim": 24,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "NVIDIA": {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 8], "use_aux_hidden_state": True},
+        "norm_before_fc": True,
+        "num_hidden_layers": 2,
+    },
+    "speculators": {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3DraftModel"],
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 5],
+        "norm_before_residual": True,
+    },
+    "speculators 3.1": {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3DraftModel"],
+        "eagle_aux_hidden_state_layer_ids": [0, 3, 4, 5],
+        "fc_norm": True,
+        "norm_output": True,
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "attention_bias": True,
+    },
+}
+READS = {
+    "SafeAILab": (2, 4, 5),
+    "SpecForge": (2, 4, 5),
+    "NVIDIA": (2, 4, 8),
+    "speculators": (1, 2, 5),
+    "speculators 3.1": (0, 3, 4, 5),
+}
+
+
+def write_head(
+    folder: Path,
+    form: str,
+    *,
+    known: list[int] | None = KNOWN,
+    borrows: bool = False,
+    own_width: int = OWN,
+    pickled: bool = False,
+    said: dict[str, Any] | None = None,
+    layers: int = 3,
+) -> dict[str, Any]:
+    """Write a head with random weights, and return these by the names that the reference has."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": own_width,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": VOCAB_SIZE,
+        "draft_vocab_size": VOCAB_SIZE if known is None else len(known),
+        **FORMS[form],
+        **(said or {}),
+    }
+    speculators = "speculators_model_type" in config
+    size = config.get("head_dim", own_width // 4)
+    generator = torch.Generator().manual_seed(10)
+
+    def drawn(*shape: int) -> Any:
+        return torch.normal(0.0, 0.15, shape, generator=generator)
+
+    def gain(size: int) -> Any:
+        return 0.5 + torch.rand(size, generator=generator)
+
+    count = len(config.get("eagle_aux_hidden_state_layer_ids", range(layers)))
+    weights = {"fc.weight": drawn(own_width, count * WIDTH), "norm.weight": gain(own_width)}
+    if config.get("norm_before_fc"):
+        weights["input_norm.weight"] = gain(count * WIDTH)
+    if config.get("fc_norm"):
+        weights |= {f"fc_norm.{index}.weight": gain(WIDTH) for index in range(count)}
+    for index in range(config["num_hidden_layers"]):
+        layer = f"layers.{index}" if speculators or index else "midlayer"
+        read = 2 * own_width if index == 0 else own_width
+        for name, rows in (("q", 4 * size), ("k", 2 * size), ("v", 2 * size)):
+            weights[f"{layer}.self_attn.{name}_proj.weight"] = drawn(rows, read)
+            if config.get("attention_bias"):
+                weights[f"{layer}.self_attn.{name}_proj.bias"] = drawn(rows)
+        weights[f"{layer}.self_attn.o_proj.weight"] = drawn(own_width, 4 * size)
+        if config.get("attention_bias"):
+            weights[f"{layer}.self_attn.o_proj.bias"] = drawn(own_width)
+        if config["model_type"] == "qwen3":
+            weights |= {f"{layer}.self_attn.{name}_norm.weight": gain(size) for name in "qk"}
+        weights |= {f"{layer}.mlp.{name}_proj.weight": drawn(48, own_width) for name in ("gate", "up")}
+        weights[f"{layer}.mlp.down_proj.weight"] = drawn(own_width, 48)
+        for name in ("input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if index == 0 else [])):
+            weights[f"{layer}.{name}.weight"] = gain(own_width)
+    if not borrows:
+        weights["embed_tokens.weight"] = drawn(VOCAB_SIZE, own_width)
+        weights["lm_head.weight"] = drawn(VOCAB_SIZE if known is None else len(known), own_width)
+    stored = dict(weights)
+    if known is not None:
+        stored["d2t"] = torch.tensor(known) - torch.arange(len(known))
+        stored["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill_(0, torch.tensor(known), value=True)
+    folder.mkdir()
+    if pickled:
+        torch.save(stored, folder / "pytorch_model.bin")
+    else:
+        save_file(stored, folder / "model.safetensors")
+    if speculators:
+        shape = {name: config.pop(name) for name in list(config) if name in SHAPE or name in _OF_LAYERS}
+        config = {**config, "transformer_layer_config": shape}
+    (folder / "config.json").write_text(json.dumps(config))
+    return {name.replace("midlayer", "layers.0"): tensor.double() for name, tensor in weights.items()} | {
+        "config": {**config, **config.get("transformer_layer_config", {}), "head_dim": size}
+    }
+
+
+_OF_LAYERS = ("model_type", "hidden_act", "rms_norm_eps", "head_dim", "attention_bias")
+
+
+def forward(
+    weights: dict[str, Any],
+    tokens: list[int],
+    states: Any,
+    known: list[int] | None,
+    fed_back: Any = None,
+    *,
+    feeds_back_the_other: bool = False,
+) -> tuple[Any, Any]:
+    """Return what a head makes of rows: what it feeds back, and logits by the target's ids, ``-inf`` where unknown.
+
+    Source: https://arxiv.org/abs/2503.01840, section 3.
+    """
+    config = weights["config"]
+    size, rows = config["head_dim"], len(tokens)
+
+    def norm(values: Any, name: str) -> Any:
+        return values / (values.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+
+    def times(values: Any, name: str) -> Any:
+        product = values @ weights[f"{name}.weight"].T
+        return product + weights[f"{name}.bias"] if f"{name}.bias" in weights else product
+
+    frequencies = config.get("rope_theta", 10000.0) ** (-torch.arange(size // 2, dtype=torch.float64) * 2 / size)
+    if "rope_scaling" in config:
+        # Llama 3.1: slow turns are slowed down, and those between in part.
+        turns = 64 * frequencies / (2 * np.pi)
+        kept = ((turns - 1) / (4 - 1)).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / 8)
+
+    def turn(heads: Any) -> Any:
+        angles = torch.arange(rows)[:, None] * frequencies
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        first, second = heads[..., : size // 2], heads[..., size // 2 :]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def attend(values: Any, layer: str) -> Any:
+        def heads(name: str, count: int) -> Any:
+            found = times(values, f"{layer}.self_attn.{name}_proj").reshape(rows, count, size)
+            return (
+                norm(found, f"{layer}.self_attn.{name}_norm")
+                if f"{layer}.self_attn.{name}_norm.weight" in weights
+                else found
+            )
+
+        keys = turn(heads("k", 2)).repeat_interleave(2, 1)
+        said = heads("v", 2).repeat_interleave(2, 1)
+        scores = torch.einsum("ihd,jhd->hij", turn(heads("q", 4)), keys) / size**0.5
+        scores = scores.masked_fill(torch.ones(rows, rows).triu(1).bool(), -np.inf).softmax(-1)
+        return times(torch.einsum("hij,jhd->ihd", scores, said).reshape(rows, -1), f"{layer}.self_attn.o_proj")
+
+    def feed(values: Any, layer: str) -> Any:
+        normed = norm(values, f"{layer}.post_attention_layernorm")
+        gate = times(normed, f"{layer}.mlp.gate_proj")
+        return values + times(gate * gate.sigmoid() * times(normed, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
+
+    read = torch.as_tensor(states, dtype=torch.float64)
+    if config.get("norm_before_fc"):
+        read = norm(read, "input_norm")
+    if config.get("fc_norm"):
+        read = torch.cat([norm(each, f"fc_norm.{i}") for i, each in enumerate(read.split(WIDTH, -1))], -1)
+    fused = times(read, "fc")
+    if fed_back is not None:
+        fused = torch.cat((fused, fed_back))
+    normed = norm(fused, "layers.0.hidden_norm")
+    embedded = norm(weights["embed_tokens.weight"][tokens], "layers.0.input_layernorm")
+    hidden = normed if config.get("norm_before_residual") else fused
+    hidden = feed(hidden + attend(torch.cat([embedded, normed], -1), "layers.0"), "layers.0")
+    for index in range(1, config["num_hidden_layers"]):
+        layer = f"layers.{index}"
+        hidden = feed(hidden + attend(norm(hidden, f"{layer}.input_layernorm"), layer), layer)
+    own = norm(hidden, "norm")
+    logits = own @ weights["lm_head.weight"].T
+    feeds_normed = bool(config.get("norm_output")) != feeds_back_the_other
+    by_id = torch.full((rows, VOCAB_SIZE), -np.inf, dtype=torch.float64)
+    by_id[:, list(range(VOCAB_SIZE)) if known is None else known] = logits
+    return own if feeds_normed else hidden, by_id
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_head_says_is_what_its_layers_compute(model: Any, tmp_path: Path, form: str) -> None:
+    """Of tokens and states of anything: all rows, some rows, rows of two sequences, and drafts with its own states."""
+    weights = write_head(tmp_path / "head", form)
+    target = start(model, hold_states=READS[form])
+    head = TorchHead(target, tmp_path / "head")
+    rng = np.random.default_rng(4)
+    tokens = rng.integers(3, VOCAB_SIZE, 12).tolist()
+    states = rng.standard_normal((12, target.capabilities.state_width)).astype(np.float32)
+    own, expected = forward(weights, tokens, states, KNOWN)
+    sequence, other = head.open(), head.open()
+    output = head.forward(
+        [
+            Step(sequence, tokens[:7], range(COMMITTED_END, 6), [1, 6], states[:7]),
+            Step(other, tokens[:3], range(COMMITTED_END, 2), [2], states[:3]),
+        ]
+    )
+    said = [output.logits(0, 0), output.logits(0, 1), output.logits(1, 0)]
+    np.testing.assert_allclose(said, expected[[1, 6, 2]], rtol=0, atol=ROUNDING)
+    head.commit(sequence, range(7))
+    head.commit(other, [0])
+    head.forward([Step(sequence, tokens[7:], range(COMMITTED_END, 4), [], states[7:])])
+    head.commit(sequence, range(5))
+    # A draft beside tokens of another sequence, then one that follows it.
+    output = head.forward(
+        [
+            Step(sequence, [9], [COMMITTED_END], [0]),
+            Step(other, tokens[1:3], [COMMITTED_END, 0], [1], states[1:3]),
+        ]
+    )
+    own, drafted = forward(weights, [*tokens, 9], states, KNOWN, own[-1:])
+    np.testing.assert_allclose(output.logits(0, 0), drafted[-1], rtol=0, atol=ROUNDING)
+    np.testing.assert_allclose(output.logits(1, 0), expected[2], rtol=0, atol=ROUNDING)
+    followed = head.forward([Step(sequence, [72], [0], [0])]).logits(0, 0)
+    _, drafted = forward(weights, [*tokens, 9, 72], states, KNOWN, own[-2:])
+    np.testing.assert_allclose(followed, drafted[-1], rtol=0, atol=ROUNDING)
+    head.close()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"known": None}, {"borrows": True, "own_width": WIDTH}, {"pickled": True}],
+    ids=["all", "borrows", "pickled"],
+)
+def test_a_head_may_know_all_tokens_and_borrow_weights(model: Any, tmp_path: Path, how: dict[str, Any]) -> None:
+    weights = write_head(tmp_path / "head", "SafeAILab", **how)
+    known = how.get("known", KNOWN)
+    if how.get("borrows"):
+        weights["embed_tokens.weight"] = model.get_input_embeddings().weight.double().detach()
+        weights["lm_head.weight"] = model.get_output_embeddings().weight.double().detach()[known]
+    target = start(model, hold_states=READS["SafeAILab"])
+    head = TorchHead(target, tmp_path / "head")
+    target.close()  # either may be closed first
+    states = np.ones((2, 3 * WIDTH), np.float32)
+    said = head.forward([Step(head.open(), [7, 8], [-1, 0], [1], states)]).logits(0, 0)
+    _, expected = forward(weights, [7, 8], states, known)
+    np.testing.assert_allclose(said, expected[1], rtol=0, atol=ROUNDING)
+    head.close()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def drafts(weights: dict[str, Any], text: list[int], hidden: Any, layers: Any, count: int, **wiring: Any) -> list[int]:
+    """Return the chain that the reference drafts after a text, of the states that transformers says its layers read."""
+    shift = wiring.pop("shift", 0)
+    states = torch.cat([hidden[layer] for layer in layers], -1)
+    states = torch.cat((states[:1].expand(shift, -1), states))[: len(text) - 1]
+    tokens, fed, own = text[1:], None, None
+    found: list[int] = []
+    for _ in range(count):
+        own, logits = forward(weights, [*tokens, *found], states, KNOWN, fed, **wiring)
+        found.append(int(logits[-1].argmax()))
+        fed = own[len(tokens) - 1 :]
+    return found
+
+
+MISWIRED: dict[str, dict[str, Any]] = {
+    "layers one too low": {"layers": (1, 3, 4)},
+    "layers one too high": {"layers": (3, 5, 6)},
+    "layers in another order": {"layers": (5, 4, 2)},
+    "a state of the token before": {"shift": 1},
+    "feedback after the norm": {"feeds_back_the_other": True},
+}
+
+
+def test_a_head_is_wired_to_its_target_as_it_was_trained(model: Any, tmp_path: Path) -> None:
+    """From texts to drafts, beside the reference on transformers' own hidden states; and every mistake shows."""
+    weights = write_head(tmp_path / "head", "SpecForge")
+    target = start(model, hold_states=READS["SpecForge"])
+    drafter = HeadDrafter(TorchHead(target, tmp_path / "head"), target=target.vocabulary)
+    rng = np.random.default_rng(8)
+    told_apart = dict.fromkeys(MISWIRED, 0)
+    for number in range(8):
+        text = rng.integers(3, VOCAB_SIZE, 9 + number).tolist()
+        request = request_of(text, SamplingParams(0.0), request_id=number, target=target)
+        request.sequence = target.open()
+        target.forward([Step(request.sequence, text[:-1], range(COMMITTED_END, len(text) - 2), [])])
+        target.commit(request.sequence, range(len(text) - 1))
+        drafter.begin(request)
+        (tree,) = grow(drafter, [request], DraftBudget(4))
+        with torch.inference_mode():
+            hidden = model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+        hidden = [each[0].double() for each in hidden]
+        right: dict[str, Any] = {"layers": READS["SpecForge"], "count": 4}
+        assert tree.token_ids[1:] == drafts(weights, text, hidden, **right)
+        for mistake, wiring in MISWIRED.items():
+            told_apart[mistake] += tree.token_ids[1:] != drafts(weights, text, hidden, **(right | wiring))
+        drafter.end(request)
+        target.close_sequence(request.sequence)
+    drafter.close()
+    assert min(told_apart.values()) >= 6, told_apart
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("form", "depth"), [("SpecForge", 1), ("NVIDIA", 4), ("speculators 3.1", 4)])
+def test_answers_are_those_of_plain_decoding(
+    model: Any, tmp_path: Path, form: str, depth: int, temperature: float
+) -> None:
+    """Several at once, of which not all have room to the end."""
+    write_head(tmp_path / "head", form)
+    target = start(model, hold_states=READS[form], context_length=256, max_sequences=3, cells=300)
+    check_answers(
+        target, HeadDrafter(TorchHead(target, tmp_path / "head"), target=target.vocabulary), depth, temperature
+    )
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_states_are_what_layers_read_and_change_no_bit_of_a_row(architecture: str) -> None:
+    """Of a tree's path, beside transformers' hidden states; of the last layer, whose norm must give its last ones."""
+    model = tiny(architecture)
+    with torch.inference_mode():
+        hidden = model(input_ids=torch.tensor([[4, 5, 6, 8]]), output_hidden_states=True).hidden_states
+    hooks = count_hooks(model)  # transformers leaves some of its own
+    engine, unarmed = start(model, hold_states=(0, 1, 2)), start(model)
+    rows, sequences = [], []
+    for each in (engine, unarmed):
+        sequence = each.open()
+        sequences.append(sequence)
+        #   4, 5 ─┬─ 6 ─── 8
+        #         └─ 7
+        each.forward([Step(sequence, [4, 5], [-1, 0], [])])
+        each.commit(sequence, [0, 1])
+        output = each.forward([Step(sequence, [6, 7, 8], [-1, -1, 0], [1, 2])])
+        rows.append(np.stack([output.logits(0, 0), output.logits(0, 1)]))
+        each.commit(sequence, [0, 2])
+    np.testing.assert_array_equal(rows[0], rows[1])
+    unarmed.close()
+    with torch.inference_mode():
+        first, second, last = torch.from_numpy(engine.states(sequences[0], 0, 4).copy()).chunk(3, -1)
+        norm = [each for name, each in model.get_decoder().named_children() if "norm" in name or name == "ln_f"][-1]
+        for states, expected in ((first, hidden[0]), (second, hidden[1]), (norm(last), hidden[2])):
+            np.testing.assert_allclose(states, expected[0], rtol=0, atol=ROUNDING)
+    engine.close()
+    assert count_hooks(model) == hooks
+
+
+def count_hooks(model: Any) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target") / "target"
+    model.save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    write_head(head, "speculators")
+    with paceline.load(folder, draft=head, policy=FixedPolicy(3), context_length=128) as model:
+        answer = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1)
+        plain = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1, speculate=False)
+    assert answer.text == plain.text
+    assert answer.stats.num_accepted > 0
+    with pytest.raises(ModelFileError, match=r"is no model but a head that drafts for one \(eagle3\): give the folder"):
+        paceline.load(head)
+    assert describe(head, may_be_head=True).architecture == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("form", "said", "why"),
+    [
+        ("SafeAILab", {"target_hidden_size": 48}, "its target's width is 48, not 64; give the head that was made for"),
+        (
+            "speculators",
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]},
+            "reads what layers 1, 2, 9 of its target read",
+        ),
+        ("speculators", {"eagle_aux_hidden_state_layer_ids": [5, 2, 1]}, "name the layers in ascending order"),
+        ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, "5"]}, "layers have whole numbers"),
+        ("speculators", {"speculators_model_type": "peagle"}, "a head of the kind peagle, and EAGLE-3 can be run here"),
+        ("SafeAILab", {"architectures": ["DFlashDraftModel"]}, "a head of the kind dflash"),
+        ("NVIDIA", {"eagle_config": {"parallel_draft_step": 3}}, r"another form \(parallel_draft_step is 3, and"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_by_what_it_says(
+    folder: Path, tmp_path: Path, form: str, said: dict[str, Any], why: str
+) -> None:
+    write_head(tmp_path / "head", "SafeAILab")
+    config = {**json.loads((tmp_path / "head" / "config.json").read_text()), **FORMS[form], **said}
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    with pytest.raises((CapabilityError, ModelFileError), match=why):
+        paceline.load(folder, draft=tmp_path / "head", context_length=128)
+
+
+def change(head: Path, *, drop: str | None = None, **tensors: Any) -> None:
+    from safetensors.torch import load_file
+
+    weights = {**load_file(head / "model.safetensors"), **tensors}
+    weights.pop(drop or "", None)
+    save_file(weights, head / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"drop": "fc.weight"}, "lacks 1 weights of an EAGLE-3 head, such as fc.weight; fetch it again"),
+        ({"drop": "d2t"}, "knows 145 tokens and does not say which of the target's 300 these are"),
+        ({"input_norm.weight": torch.ones(192)}, "an EAGLE-3 head with its settings has no input_norm.weight"),
+        ({"d2t": torch.zeros(145, dtype=torch.int64) - 1}, "are not all among the 300 that this has, each once"),
+        ({"d2t": torch.arange(0, -145, -1)}, "are not all among the 300 that this has, each once"),
+        ({"fc.weight": torch.ones(32, 96)}, r"fc.weight is \(32, 96\), and \(32, 192\) would fit"),
+        ({"drop": "embed_tokens.weight"}, r"embed_tokens.weight is \(300, 64\), and \(300, 32\) would fit"),
+        ({"norm.weight": torch.full((32,), float("nan"))}, "has weights that make no numbers: fetch it again"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_by_its_weights(
+    model: Any, tmp_path: Path, changed: dict[str, Any], why: str
+) -> None:
+    write_head(tmp_path / "head", "SafeAILab")
+    change(tmp_path / "head", **changed)
+    target = start(model, hold_states=READS["SafeAILab"])
+    with pytest.raises((CapabilityError, ModelFileError), match=why):
+        TorchHead(target, tmp_path / "head")
+
+
+def test_a_head_of_the_other_engine_is_refused(folder: Path, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    del gguf
+    from tests.engines.tiny_models import write_eagle_head, write_model
+
+    head = write_eagle_head(tmp_path / "head.gguf", 64)
+    with pytest.raises(CapabilityError, match="no head for target under torch_hf: give the folder of a head"):
+        paceline.load(folder, draft=head, context_length=128)
+    write_head(tmp_path / "head", "SafeAILab")
+    target = write_model(tmp_path / "llama.gguf", "llama", tokenizer="bytes")
+    with pytest.raises(CapabilityError, match=r"no head for llama\.gguf under llama_cpp: give a head in a GGUF file"):
+        paceline.load(target, draft=tmp_path / "head")
+
+
+def test_a_target_has_the_states_that_its_head_reads(model: Any, tmp_path: Path) -> None:
+    write_head(tmp_path / "head", "SafeAILab")
+    with pytest.raises(
+        CapabilityError, match=r"reads the states of layers \[2, 4, 5\], and the target was loaded with"
+    ):
+        TorchHead(start(model, hold_states=(1, 4, 5)), tmp_path / "head")
+    with pytest.raises(CapabilityError, match="has layers 0 to 7, and its head reads what layer 9 does"):
+        start(model, hold_states=(9,))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_are_counted_by_what_they_read(tmp_path: Path, form: str) -> None:
+    write_head(tmp_path / "head", form)
+    assert read_eagle(tmp_path / "head", num_layers=LAYERS, width=WIDTH).layers == READS[form]
