@@ -6,6 +6,7 @@
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
+#   make coverage    branches of the decoding core, drafters and planner that their tests reach: some minutes
 #   make bench       the measurements behind the figures in the documentation
 #   make release-check PYTHONS="python3.11 python3.12" KEEP=dist    archive and wheels, tried in empty environments
 #   make docs        the documentation as a site in build/site, with all its links checked
@@ -44,7 +45,7 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real test-page lint types quick unit long interpreted attack bench train release-check docs tables clean
+.PHONY: demo test test-all test-real test-page lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -103,6 +104,12 @@ $(PAGE)/.unpacked: | $(VENV)/.installed-dev
 	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[browser]"
 	cd $(PAGE) && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-*.tgz
 	touch $@
+
+# Of the sources as they are: what is compiled cannot be watched. The table is in build/coverage too, as pages.
+coverage: $(VENV)/.installed-dev
+	PYTHONPATH=src $(BIN)/python -m pytest tests/core tests/runtime tests/drafters tests/planning --quick $(SHARED) \
+		--cov=paceline.core --cov=paceline.runtime --cov=paceline.drafters --cov=paceline.planning --cov-branch \
+		--cov-report=term --cov-report=html:build/coverage
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks attack --seconds $(SECONDS)
