@@ -125,28 +125,27 @@ def beside_driver(
 ) -> None:
     """Compare a head's drafts with those of llama.cpp's own driver, round by round."""
     path, file = resolve_model(model), None if head == MTP_DRAFT else Path(head)
-    layers = states_read(file)
+    layers = states_read(ModelOptions(path), file)
     is_mtp = layers == (OUTPUT_STATE,)
     command = [str(program.absolute()), "-m", str(path), "--spec-draft-n-max", str(depth), "--temp", "0", "-t", "1"]
     command += ["--spec-type", "draft-mtp" if is_mtp else "draft-eagle3", "-lv", "5"]
     context = min(_CONTEXT, describe(path).context_length or _CONTEXT)
     command += ["-c", str(context), "-n", str(tokens), "-fa", "off", "-ctk", cache, "-ctv", cache]
     command += ["-ctkd", cache, "-ctvd", cache, *([] if file is None else ["-md", str(file)])]
-    target = open_engine(
-        ModelOptions(
-            path,
-            context_length=context,
-            max_sequences=1,
-            threads=1,
-            flash_attention=False,
-            cache_type_k=cast(CacheType, cache),
-            cache_type_v=cast(CacheType, cache),
-            hold_states=layers,
-        )
+    options = ModelOptions(
+        path,
+        context_length=context,
+        max_sequences=1,
+        threads=1,
+        flash_attention=False,
+        cache_type_k=cast(CacheType, cache),
+        cache_type_v=cast(CacheType, cache),
+        hold_states=layers,
     )
+    target = open_engine(options)
     figures = []
     try:
-        drafter = _RecordedHead(open_head(target, file), target=target.vocabulary)
+        drafter = _RecordedHead(open_head(target, options, file), target=target.vocabulary)
         drafter.is_mtp = is_mtp
         try:
             for name, text, prompt_ids in track(_prompts(target, prompts), "in turn", total=prompts, transient=True):

@@ -43,19 +43,18 @@ def test_a_head_drafts_what_it_does_for_the_driver(tmp_path: Path, kind: str, dr
     name = "qwen35" if is_mtp else "llama"
     path = write_model(tmp_path / "target.gguf", name, tokenizer="bytes", mtp=is_mtp, layers=4)
     file = None if is_mtp else write_eagle_head(tmp_path / "head.gguf", 32)
-    target = open_engine(
-        ModelOptions(
-            path,
-            context_length=256,
-            max_sequences=1,
-            threads=1,
-            flash_attention=False,
-            cache_type_k="f32",
-            cache_type_v="f32",
-            hold_states=states_read(file),
-        )
+    options = ModelOptions(
+        path,
+        context_length=256,
+        max_sequences=1,
+        threads=1,
+        flash_attention=False,
+        cache_type_k="f32",
+        cache_type_v="f32",
+        hold_states=states_read(ModelOptions(path), file),
     )
-    drafter = _RecordedHead(open_head(target, file), target=target.vocabulary)
+    target = open_engine(options)
+    drafter = _RecordedHead(open_head(target, options, file), target=target.vocabulary)
     drafter.is_mtp = is_mtp
     answer = _decode(target, [drafter], target.vocabulary.tokenize(PROMPT), 12, 4)
     drafter.close()
