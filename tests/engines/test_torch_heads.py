@@ -17,7 +17,7 @@ from tests.engines.heads import TOKENS, check_answers
 from tests.helpers import request_of
 
 import paceline
-from paceline.core.errors import CapabilityError, ModelFileError
+from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
 from paceline.core.params import SamplingParams
 from paceline.drafters.base import DraftBudget
 from paceline.drafters.head import HeadDrafter
@@ -28,9 +28,13 @@ from paceline.planning.policies.fixed import FixedPolicy
 torch = pytest.importorskip("torch", reason="needs paceline[torch]")
 transformers = pytest.importorskip("transformers", reason="needs paceline[torch]")
 
-from safetensors.torch import save_file  # noqa: E402
-from tests.engines.test_torch_hf import ARCHITECTURES, SHAPE, VOCAB_SIZE, build, start, tiny, tiny_tokenizer  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from tests.engines.test_torch_hf import ARCHITECTURES, SHAPE, VOCAB_SIZE, WINDOW, build, start, tiny, tiny_tokenizer  # noqa: E402
+from transformers.cache_utils import MtpCache  # noqa: E402
+from transformers.modeling_layers import MtpModel  # noqa: E402
 
+from paceline.engines.options import OUTPUT_STATE, ModelOptions  # noqa: E402
+from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
 from paceline.engines.torch_hf.head_files import read_eagle  # noqa: E402
 from paceline.engines.torch_hf.heads import TorchHead  # noqa: E402
 
@@ -374,8 +378,10 @@ def test_a_head_is_wired_to_its_target_as_it_was_trained(model: Any, tmp_path: P
     assert min(told_apart.values()) >= 6, told_apart
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(("form", "depth"), [("SpecForge", 1), ("NVIDIA", 4), ("speculators 3.1", 4)])
+@pytest.mark.parametrize(
+    ("form", "depth", "temperature"),
+    [("SpecForge", 1, 0.0), ("SpecForge", 4, 0.8), ("NVIDIA", 4, 0.0), ("speculators 3.1", 4, 0.8)],
+)
 def test_answers_are_those_of_plain_decoding(
     model: Any, tmp_path: Path, form: str, depth: int, temperature: float
 ) -> None:
@@ -472,8 +478,6 @@ def test_a_head_that_does_not_fit_is_refused_by_what_it_says(
 
 
 def change(head: Path, *, drop: str | None = None, **tensors: Any) -> None:
-    from safetensors.torch import load_file
-
     weights = {**load_file(head / "model.safetensors"), **tensors}
     weights.pop(drop or "", None)
     save_file(weights, head / "model.safetensors")
@@ -530,3 +534,127 @@ def test_a_target_has_the_states_that_its_head_reads(model: Any, tmp_path: Path)
 def test_layers_are_counted_by_what_they_read(tmp_path: Path, form: str) -> None:
     write_head(tmp_path / "head", form)
     assert read_eagle(tmp_path / "head", num_layers=LAYERS, width=WIDTH).layers == READS[form]
+
+
+# --- MTP layers -------------------------------------------------------------------------------------------------------
+
+MIXTURE = SHAPE | {"num_hidden_layers": 3, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4_moe": ("Glm4MoeConfig", MIXTURE | ROUTED | {"head_dim": 16}),
+    "deepseek_v3": ("DeepseekV3Config", MIXTURE | ROUTED | LATENT | {"num_key_value_heads": 4}),
+    "mellum": (
+        "MellumConfig",
+        MIXTURE
+        | {"num_experts": 4, "head_dim": 16, "sliding_window": WINDOW}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+}
+OF_MELLUM = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head.norm": "norm",
+}
+
+
+@pytest.fixture(params=WITH_MTP)
+def with_mtp(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of two layers whose third one became its MTP layer, in its publisher's names."""
+    path: Path = tmp_path / request.param
+    whole = build(*WITH_MTP[request.param])
+    whole.save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    weights = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(6)
+    for name, shape in {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head.norm": (64,)}.items():
+        drawn = torch.normal(0.0 if name == "eh_proj" else 1.0, 0.12, shape, generator=generator)
+        weights[f"model.layers.2.{name}.weight"] = drawn
+    config = json.loads((path / "config.json").read_text())
+    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    if request.param == "mellum":
+        for name in [name for name in weights if "layers.2" in name]:
+            its = name.removeprefix("model.layers.2.").removesuffix(".weight")
+            weights[f"mtp.{OF_MELLUM.get(its, f'layers.0.{its}')}.weight"] = weights.pop(name)
+        config |= {"layer_types": config["layer_types"][:2], "mlp_layer_types": ["sparse"] * 2}
+    else:
+        # transformers knows the numbers of layers of the models that were published.
+        monkeypatch.setattr(type(whole), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.2.*"])
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def open_with_mtp(path: Path) -> TorchHFEngine:
+    options = ModelOptions(path, context_length=256, max_sequences=3, cells=300, threads=1, hold_states=(OUTPUT_STATE,))
+    return TorchHFEngine(options)
+
+
+def test_what_an_mtp_layer_says_is_what_transformers_makes_of_it(with_mtp: Path) -> None:
+    """Beside its own cache and masks, tokens and states of anything; and a draft with the layer's own state."""
+    target = open_with_mtp(with_mtp)
+    main = transformers.AutoModelForCausalLM.from_pretrained(with_mtp).eval()
+    reference = MtpModel.from_pretrained(main).eval()
+
+    def say(token_ids: list[int], states: Any) -> tuple[Any, Any]:
+        with torch.inference_mode():
+            positions = torch.arange(len(token_ids))[None]
+            cache = MtpCache(config=main.config.get_mtp_config())
+            own = reference.forward_layer(0, states[None], positions, cache, input_ids=torch.tensor([token_ids]))
+            return own[0], reference._project_to_logits(own)[0]
+
+    rng = np.random.default_rng(4)
+    tokens = rng.integers(3, VOCAB_SIZE, 20).tolist()
+    states = rng.standard_normal((20, WIDTH)).astype(np.float32)
+    own, expected = say(tokens, torch.from_numpy(states))
+    head = TorchHead(target)
+    sequence, other = head.open(), head.open()
+    head.forward([Step(other, tokens[:3], range(COMMITTED_END, 2), [], states[:3])])
+    head.forward([Step(sequence, tokens[:11], range(COMMITTED_END, 10), [], states[:11])])
+    head.commit(sequence, range(11))
+    output = head.forward([Step(sequence, tokens[11:], range(COMMITTED_END, 8), [0, 8], states[11:])])
+    said = [output.logits(0, 0).copy(), output.logits(0, 1).copy()]
+    np.testing.assert_allclose(said, expected[[11, 19]], rtol=0, atol=ROUNDING)
+    head.commit(sequence, range(9))
+    output = head.forward([Step(sequence, [9], [COMMITTED_END], [0])])
+    _, expected = say([*tokens, 9], torch.cat((torch.from_numpy(states), own[-1:])))
+    np.testing.assert_allclose(output.logits(0, 0), expected[-1], rtol=0, atol=ROUNDING)
+    head.close()
+
+
+def test_answers_with_an_mtp_layer_are_those_of_plain_decoding(with_mtp: Path) -> None:
+    temperature = 0.0 if with_mtp.name == "mellum" else 0.8
+    target = open_with_mtp(with_mtp)
+    check_answers(target, HeadDrafter(TorchHead(target), target=target.vocabulary), 3, temperature)
+
+
+def test_a_model_drafts_with_its_mtp_layer_where_it_has_one(with_mtp: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    with paceline.load(with_mtp, policy=FixedPolicy(3), context_length=128) as model:
+        answer = model.generate("a text", max_tokens=40, allowed_token_ids=TOKENS, seed=1)
+    assert answer.stats.num_drafted > 0
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+    weights = load_file(with_mtp / "model.safetensors")
+    weights = {name: each for name, each in weights.items() if "eh_proj" not in name and name != "mtp.fc.weight"}
+    save_file(weights, with_mtp / "model.safetensors", {"format": "pt"})
+    with paceline.load(with_mtp, policy=FixedPolicy(3), context_length=128) as model:
+        assert model.generate("a text", max_tokens=40, allowed_token_ids=TOKENS, seed=1).text == answer.text
+    with pytest.raises(InputError, match="has no MTP layer that drafts here"):
+        paceline.load(with_mtp, draft="mtp", context_length=128)
+
+
+@pytest.mark.parametrize("with_mtp", ["glm4_moe"], indirect=True)
+def test_a_model_goes_on_without_an_mtp_layer_that_finds_no_memory(
+    with_mtp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(MtpModel, "from_pretrained", fail)
+    with (
+        pytest.warns(ModelWarning, match="there is no memory for the MTP layer"),
+        paceline.load(with_mtp, context_length=128, policy=FixedPolicy(3)) as model,
+    ):
+        assert model.generate("a text", max_tokens=5).token_ids

@@ -55,7 +55,7 @@ def has_head(options: ModelOptions) -> bool:
     if (options.engine or engine_for(path)) == "torch_hf":
         from paceline.engines.torch_hf.head_files import has_mtp_layer
 
-        return path.is_dir() and has_mtp_layer(describe(path))
+        return path.is_dir() and has_mtp_layer(path)
     from paceline.engines.llama_cpp.states import own_head
 
     return own_head(path) is not None

@@ -67,7 +67,18 @@ def head_kind(folder: Path) -> str | None:
     ):
         if is_said:
             return kind
-    return "eagle" if (folder / SINGLE).is_file() and _has_tensor(folder / SINGLE, "fc.weight") else None
+    return "eagle" if has_tensor(folder, "fc.weight") else None
+
+
+def has_tensor(folder: Path, name: str) -> bool:
+    """Return whether a folder's safetensors files say that they have a tensor; what cannot be read has none."""
+    with contextlib.suppress(ModelFileError, OSError):
+        single = folder / SINGLE
+        if not single.is_file():
+            return (folder / INDEX).is_file() and name in read_weight_map(folder)
+        with single.open("rb") as file:
+            return f'"{name}"'.encode() in file.read(header_bytes(single, file.read(8)))
+    return False
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -116,12 +127,6 @@ def header_bytes(path: Path, start: bytes) -> int:
             f"{path} is not a safetensors file: it begins with {spelled_bytes(start)}; copy or download it again"
         )
     return length
-
-
-def _has_tensor(path: Path, name: str) -> bool:
-    with contextlib.suppress(ModelFileError), path.open("rb") as file:
-        return f'"{name}"'.encode() in file.read(header_bytes(path, file.read(8)))
-    return False
 
 
 def _is_file_name(name: object) -> bool:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from paceline.core.errors import CapabilityError, ModelFileError
 from paceline.core.numbers import shown
-from paceline.models.description import ModelDescription
+from paceline.models.description import describe
 from paceline.models.files import explain_damaged_entries, read_json
-from paceline.models.weight_files import head_kind
+from paceline.models.weight_files import has_tensor, head_kind
 
 MTP_ARCHITECTURES: Final = frozenset(("deepseek_v3", "glm4_moe", "mellum"))
 """Architectures whose MTP layer transformers has, and was tried here."""
@@ -64,11 +64,15 @@ class EagleFile:
     norm_output: bool
 
 
-def has_mtp_layer(about: ModelDescription) -> bool:
-    """Return whether a folder says that it has the one MTP layer that can be run here."""
+def has_mtp_layer(folder: Path) -> bool:
+    """Return whether a model's folder has the one MTP layer that can be run here: some say so, and leave it out."""
+    about = describe(folder)
     said = about.metadata
-    layers = said.get("num_nextn_predict_layers", said.get("num_mtp_layers"))
-    return about.format == "huggingface" and about.architecture in MTP_ARCHITECTURES and layers == 1
+    return (
+        about.architecture in MTP_ARCHITECTURES
+        and said.get("num_nextn_predict_layers", said.get("num_mtp_layers")) == 1
+        and any(has_tensor(folder, name) for name in (f"model.layers.{about.layers}.eh_proj.weight", "mtp.fc.weight"))
+    )
 
 
 def read_eagle(folder: Path, *, num_layers: int | None, width: int | None) -> EagleFile:

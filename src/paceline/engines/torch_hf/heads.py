@@ -31,17 +31,16 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, ModelFileError
+from paceline.core.errors import CapabilityError, EngineError, InputError, ModelFileError
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.options import OUTPUT_STATE
 from paceline.engines.state_track import states_for_rows
 from paceline.engines.torch_hf.cells import SequenceCells
 from paceline.engines.torch_hf.engine import TorchHFEngine
 from paceline.engines.torch_hf.head_files import MTP_ARCHITECTURES, EagleFile, has_mtp_layer, read_eagle
-from paceline.engines.torch_hf.loading import file_errors, longest_context
+from paceline.engines.torch_hf.loading import file_errors, longest_context, quiet
 from paceline.engines.torch_hf.masks import FULL, SLIDING
 from paceline.engines.warming import warm_up
-from paceline.models.description import describe
 from paceline.models.hub.local_cache import display_name
 from paceline.models.weight_files import weight_files
 
@@ -317,8 +316,9 @@ def load_mtp(target: Any) -> MtpHead:
     """Load the MTP layer in the folder of a model, on whose embedding and output layer it works.
 
     Raises:
-        ModelFileError: the folder lacks it, though its configuration says that it has it.
+        ModelFileError: the folder lacks some of it.
         CapabilityError: there is none that can be run here.
+        InputError: there is no memory for it.
     """
     from transformers import modeling_layers
 
@@ -326,13 +326,16 @@ def load_mtp(target: Any) -> MtpHead:
     if not hasattr(mtp_model, "forward_layer"):
         raise CapabilityError("this transformers has no MTP layers to run: install transformers 5.24 or later")
     folder = Path(target.config.name_or_path)
-    if not folder.is_dir() or not has_mtp_layer(describe(folder)):
+    if not folder.is_dir() or not has_mtp_layer(folder):
         raise CapabilityError(
             f"{target.config.name_or_path or type(target).__name__} has no MTP layer that drafts here: one of "
             f"{', '.join(sorted(MTP_ARCHITECTURES))} in its own folder does"
         )
-    with file_errors(folder):
-        model = mtp_model.from_pretrained(target, device_map={"": target.device})
+    try:
+        with quiet(), file_errors(folder):
+            model = mtp_model.from_pretrained(target, device_map={"": target.device})
+    except EngineError as error:
+        raise InputError(f"there is no memory for the MTP layer of {folder}: name another draft model") from error
     head = MtpHead(model)
     head.eval()
     return head

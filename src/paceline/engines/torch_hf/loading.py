@@ -49,7 +49,7 @@ def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedMo
     source = _source(path)
     named = _device_name(options.devices)
     device = _device(named)
-    with contextlib.nullcontext() if options.verbose else _quiet():
+    with contextlib.nullcontext() if options.verbose else quiet():
         with file_errors(path):
             config = transformers.AutoConfig.from_pretrained(**source)
         model_class = refuse_unsupported(config)
@@ -81,7 +81,7 @@ def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedMo
 def load_vocabulary(path: Path, *, verbose: bool = False) -> TokenizerVocabulary:
     """Load the tokenizer of a folder or a GGUF file, and no weights."""
     source = _source(path)
-    with contextlib.nullcontext() if verbose else _quiet(), file_errors(path):
+    with contextlib.nullcontext() if verbose else quiet(), file_errors(path):
         config = transformers.AutoConfig.from_pretrained(**source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
     with explain_damaged_entries(path):
@@ -217,7 +217,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence transformers' log, warnings and progress bars (which write to stderr), and restore them.
 
     All of these are the process's: what other threads write to stderr meanwhile is lost too.
