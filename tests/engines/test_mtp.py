@@ -155,7 +155,7 @@ def test_a_head_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "mtp-other.gguf", "qwen35", tokenizer="bytes", mtp=True, only_mtp=True, heads=4)
     with pytest.raises(CapabilityError, match=r"no head of .*: its width is 64, not 32; give the head"):
         paceline.load(path, draft=other)
-    with pytest.raises(CapabilityError, match=r"gives no states for this head .* models of qwen35, qwen35moe do"):
+    with pytest.raises(CapabilityError, match=r"gives no states for this head .* of gemma4, qwen35, qwen35moe do"):
         paceline.load("target", draft=other)
 
 

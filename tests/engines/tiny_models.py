@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +300,107 @@ def write_eagle_head(
         writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(width)).astype(np.float32))
     if draft_ids is not None:
         writer.add_tensor("d2t", np.array(draft_ids, np.int64))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_gemma4(path: Path, *, layers: int = 4, shared: int = 0, seed: int = 0) -> Path:
+    """Write a random model in the way of Gemma 4, with the vocabulary of bytes.
+
+    Its layers look back 16 tokens and everywhere by turns.
+
+    Args:
+        path: of the file.
+        layers: an even number.
+        shared: the last so many take the keys and values of those before.
+        seed: of the weights.
+    """
+    return _write_gemma4(path, layers, seed, shared=shared)
+
+
+def write_gemma4_assistant(
+    path: Path, *, state_width: int = 32, seed: int = 1, metadata: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a random head for what :func:`write_gemma4` makes; ``metadata`` stands in the place of its own."""
+    return _write_gemma4(path, 2, seed, state_width=state_width, metadata=metadata)
+
+
+def _write_gemma4(
+    path: Path,
+    layers: int,
+    seed: int,
+    *,
+    shared: int = 0,
+    state_width: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(seed)
+    width, heads, wide, sizes = 32 if state_width is None else 24, 2, 48, (16, 32)
+    writer = gguf.GGUFWriter(path, "gemma4" if state_width is None else "gemma4-assistant")
+    of_model: dict[str, Any] = {
+        "block_count": layers,
+        "context_length": 256,
+        "embedding_length": width,
+        "feed_forward_length": wide,
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "attention.key_length": sizes[1],
+        "attention.value_length": sizes[1],
+        "attention.key_length_swa": sizes[0],
+        "attention.value_length_swa": sizes[0],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [layer % 2 == 0 for layer in range(layers)],
+        "rope.freq_base": 10000.0,
+        "rope.freq_base_swa": 10000.0,
+        "rope.dimension_count": sizes[1],
+        "rope.dimension_count_swa": sizes[0],
+    }
+    if state_width is None:
+        of_model |= {
+            "attention.shared_kv_layers": shared,
+            "embedding_length_per_layer_input": 0,
+            "final_logit_softcapping": 30.0,
+        }
+    else:
+        of_model |= {"nextn_predict_layers": layers, "embedding_length_out": state_width}
+    for key, value in {**of_model, **(metadata or {})}.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        add[type(value)](f"{writer.arch}.{key}", value)
+    add_byte_tokenizer(writer)
+    norms = {"output_norm": width}
+    tensors: dict[str, tuple[int, ...]] = {"token_embd": (BYTE_VOCABULARY_SIZE, width)}
+    if state_width is None:
+        tensors["output"] = (BYTE_VOCABULARY_SIZE, width)  # the embedding again would say each token once more
+    else:
+        tensors |= {"nextn.pre_projection": (width, 2 * state_width), "nextn.post_projection": (state_width, width)}
+    for layer in range(layers):
+        size = sizes[layer % 2]
+        of_layer = {
+            "attn_q": (size * heads, width),
+            "attn_output": (width, size * heads),
+            "ffn_gate": (wide, width),
+            "ffn_up": (wide, width),
+            "ffn_down": (width, wide),
+        }
+        names = {"attn_norm": width, "post_attention_norm": width, "ffn_norm": width, "post_ffw_norm": width}
+        names |= {"attn_q_norm": size, "layer_output_scale": 1}
+        if state_width is None and layer < layers - shared:
+            of_layer |= {"attn_k": (size, width), "attn_v": (size, width)}
+            names["attn_k_norm"] = size
+        tensors |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
+        norms |= {f"blk.{layer}.{name}": size for name, size in names.items()}
+    for name, shape in tensors.items():
+        scale = 0.05 if name == "token_embd" else 1.5 / np.sqrt(shape[-1])
+        writer.add_tensor(f"{name}.weight", rng.normal(0, scale, shape).astype(np.float32))
+    for name, length in norms.items():
+        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(length)).astype(np.float32))
+    # A part of each head turns with the position.
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * (sizes[1] // 2 - 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -12,7 +12,7 @@ from paceline.bench.settings import MIN_ANSWER, BenchSettings
 from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.comparison import Stop, Stopped, finish
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.replaying.recorder import read_states, record_answer
+from paceline.replaying.recorder import record_answer
 from paceline.replaying.recording import Recording
 from paceline.streams import Generation, Stream
 
@@ -105,6 +105,6 @@ class TaskFinder:
                     name=f"{task.workload} {task.name}",
                     depth=self._settings.depth,
                     report=report,
-                    states=read_states(session.target, [*stream.prompt_ids, *answer.token_ids]),
+                    target=session.target,
                 )
             )

@@ -10,21 +10,29 @@ A head reads tokens in pairs with the state that the target left one token befor
 What it made of drafts is dropped after each round, and accepted tokens are read again with their true states: so what
 it proposes depends on the text alone, whatever was drafted before.
 
+A head that reads the target's cache has none of its own, and nothing to catch up with. All it reads of a text is its
+end, and its drafts it reads at the same place::
+
+    target's cache              t0  t1  t2  ...  t(n-2)
+    all read at place n - 1     (t(n-1), h(n-2))  ->  d1     (d1, its own state)  ->  d2     (d2, its own state)  ->  d3
+
 Source: https://arxiv.org/abs/2404.19737 (several tokens at once), https://arxiv.org/abs/2412.19437, section 2.2 (MTP).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError
 from paceline.core.request import Request, StateSource
+from paceline.core.tree import ROOT
 from paceline.core.vocabulary import Vocabulary
-from paceline.drafters.base import Commit
+from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import ModelDrafter
-from paceline.drafters.following import Follower
-from paceline.engines.base import Engine
+from paceline.drafters.following import Follower, Rows
+from paceline.engines.base import Engine, Step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,3 +88,43 @@ class HeadDrafter(ModelDrafter[_HeadFollower]):
 
     def _num_kept(self, follower: _HeadFollower, commit: Commit) -> int:
         return 0
+
+
+class CacheHeadDrafter(HeadDrafter):
+    """Proposes what a head would say that reads the target's cache, in a chain; such as an assistant of Gemma 4.
+
+    Its sequences are those of the target (:func:`~paceline.engines.base.lender`), so it opens and keeps none.
+    """
+
+    def unread(self, request: Request) -> int:
+        return 0
+
+    def end(self, request: Request) -> None:
+        self._end_round(self._followers.pop(request.id), 0)
+
+    def _catch_up_text(self, follower: _HeadFollower, request: Request) -> bool:
+        return request.sequence >= 0 and self._first_readable(follower) < len(follower.text)
+
+    def _start_round(self, follower: _HeadFollower, job: DraftJob) -> None:
+        self._end_round(follower, 0)  # where the last one was never decided
+        if self._catch_up_text(follower, job.request):
+            follower.sequence = job.request.sequence
+            follower.tree, follower.frontier, follower.drafted = job.tree, ROOT, None
+
+    def _fits(self, follower: _HeadFollower) -> bool:
+        return True
+
+    def _feed(self, open_jobs: Sequence[tuple[DraftJob, _HeadFollower]]) -> list[Rows]:
+        steps = []
+        for _, follower in open_jobs:
+            assert follower.sequence is not None
+            token_id, states = follower.drafted, None
+            if token_id is None:
+                end = len(follower.text)
+                token_id, states = follower.text[-1], self._states(follower, end - 1, end)
+            # What was fed is the chain of nodes 0, 1, ... here: the root, and drafts below.
+            steps.append(Step(follower.sequence, (token_id,), (len(follower.fed) - 1,), (0,), states))
+        output = self.engine.forward(steps)
+        for (_, follower), step in zip(open_jobs, steps, strict=True):
+            follower.fed.append(step.token_ids[0])
+        return [Rows(output, index, 1) for index in range(len(steps))]

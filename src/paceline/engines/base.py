@@ -255,6 +255,12 @@ class Engine(Protocol):
         ...
 
 
+def lender(head: Engine) -> Engine | None:
+    """Return the target whose sequences a head has for its own, as it reads that one's cache; ``None`` for others."""
+    found: Engine | None = getattr(head, "lender", None)
+    return found
+
+
 class EmbeddingEngine(Protocol):
     """One loaded model that turns texts into vectors. One thread at a time may use it."""
 

@@ -49,7 +49,7 @@ from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.replaying.recorder import read_states, record_answer
+from paceline.replaying.recorder import record_answer
 from paceline.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ class Examiner:
                     name=task.name,
                     depth=depth,
                     report=report,
-                    states=read_states(session.target, [*task.prompt_ids, *written.token_ids]),
+                    target=session.target,
                 )
             )
 

@@ -23,6 +23,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.drafters.head import CacheHeadDrafter
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.state_track import MAX_STATES
 from paceline.planning.base import PolicyBase, RoundRecord
@@ -92,7 +93,7 @@ def record(
             depth=depth,
             siblings=siblings,
             report=report,
-            states=read_states(model.target, [*stream.prompt_ids, *generation.token_ids]),
+            target=model.target,
         )
 
     return model.worker.call(ask)
@@ -111,11 +112,12 @@ def record_answer(
     depth: int = RECORDED_DEPTH,
     siblings: int = RECORDED_SIBLINGS,
     report: Report | None = None,
-    states: FloatArray | None = None,
+    target: Engine | None = None,
 ) -> Recording:
     """Ask every drafter what it would propose at every position of an answer that is there already.
 
-    Each drafter has a loop of its own, which decodes the answer without its target (``models.py``).
+    Each drafter has a loop of its own, which decodes the answer without its target (``models.py``), unless it reads the
+    target's cache.
 
     Args:
         drafters: in the order they are asked. They may serve requests of other loops meanwhile, between two rounds.
@@ -127,7 +129,7 @@ def record_answer(
         finish_reason: why it ended.
         depth: deepest proposals to record; a replayed policy cannot draft deeper.
         siblings: most proposals to record for one position.
-        states: what :func:`read_states` returned for prompt and answer.
+        target: for drafters that read its states; it must have a sequence to spare.
 
     Raises:
         InputError: there is no answer, or the depth or the siblings are below 1.
@@ -138,10 +140,13 @@ def record_answer(
         raise InputError("an answer of no tokens cannot be recorded: give one of at least one token")
     budget = DraftBudget(depth, siblings, probability=True, margin=True)
     notes = [_NotingPolicy(drafter.name, budget) for drafter in drafters]
-    loops = [
-        DecodingLoop(ReplayEngine(_for_nothing, VirtualClock(), vocabulary, states=states), [drafter], note)
-        for drafter, note in zip(drafters, notes, strict=True)
-    ]
+    states = None if target is None else _read_states(target, [*prompt_ids, *answer_ids])
+    loops = []
+    for drafter, note in zip(drafters, notes, strict=True):
+        engine: Engine = ReplayEngine(_for_nothing, VirtualClock(), vocabulary, states=states)
+        if isinstance(drafter, CacheHeadDrafter) and target is not None:
+            engine = target
+        loops.append(DecodingLoop(engine, [drafter], note))
     # So long that the last position has drafts as deep as the others.
     unending = StopRules(len(answer_ids) + depth, ignore_end=True)
     with ExitStack() as running:
@@ -180,11 +185,8 @@ def record_answer(
     )
 
 
-def read_states(target: Engine, token_ids: Sequence[int]) -> FloatArray | None:
-    """Return the states ``[tokens, width]`` of a text, for drafters that read them; ``None`` where none are held.
-
-    The target must have a sequence to spare.
-    """
+def _read_states(target: Engine, token_ids: Sequence[int]) -> FloatArray | None:
+    """Return the states ``[tokens, width]`` of a text, for drafters that read them; ``None`` where none are held."""
     if not target.capabilities.state_width:
         return None
     sequence = target.open()

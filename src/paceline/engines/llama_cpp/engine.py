@@ -117,6 +117,8 @@ class LlamaCppEngine:
         settings = loaded.settings
         self._recurrent = settings.recurrent
         self._has_keepers = settings.keepers
+        # Of a part of the rows of some heads llama.cpp gives the wrong ones, or ends its process.
+        self._gives_all_rows = loaded.encodes or loaded.reads_cache
 
         self._next_handle = 0
         self._threads = settings.threads
@@ -171,9 +173,16 @@ class LlamaCppEngine:
             raise CapabilityError(
                 f"{path or self._path} has no head that reads the states {self._path} was loaded with"
             )
-        head = LlamaCppEngine.__new__(LlamaCppEngine)
-        head._start(load_head(self._loaded, kind, path))
-        return head
+        if not kind.reads_cache:
+            head = LlamaCppEngine.__new__(LlamaCppEngine)
+            head._start(load_head(self._loaded, kind, path))
+            return head
+        if self._sequences:
+            raise EngineError(
+                f"{path} cannot be opened while {len(self._sequences)} sequences of {self._path} are: that would empty "
+                "their cache"
+            )
+        return _CacheReader(load_head(self._loaded, kind, path), self)
 
     def _try_rows(self, rows: int) -> FloatArray:
         """Return the logits ``[rows, vocab]`` of a chain of some tokens."""
@@ -233,6 +242,7 @@ class LlamaCppEngine:
         """
         assert self.fused_attention is not None
         assert not self._sequences
+        assert not self._loaded.heads  # they may read the cache, which goes with its context
         if fused == self.fused_attention:
             return
         self._context = self._memory = self._logits_view = None
@@ -248,8 +258,11 @@ class LlamaCppEngine:
     # --- sequences ----------------------------------------------------------------------------------------------------
 
     def open(self) -> int:
+        return self._open(self._capabilities.max_sequences)
+
+    def _open(self, most: int) -> int:
         self._check_open()
-        if len(self._sequences) >= self._capabilities.max_sequences:
+        if len(self._sequences) >= most:
             raise CapabilityError(
                 f"{len(self._sequences)} sequences are open, which is the most; close one or raise max_sequences"
             )
@@ -469,7 +482,7 @@ class LlamaCppEngine:
                 copied = self._decode_recurrent(steps, states, placements)
             else:
                 self._decode(steps, states, placements)
-                if self._loaded.encodes:
+                if self._gives_all_rows and any(len(step.outputs) < len(step.token_ids) for step in steps):
                     copied = self._copy_outputs(steps)
             for placement in placements:
                 if placement.tips is not None:
@@ -606,28 +619,31 @@ class LlamaCppEngine:
             row = self._lines.place(state, step, row, placements)
             if len(step.token_ids) < length:
                 row = self._lines.pad(state, step.token_ids[-1], row, length - len(step.token_ids))
-        if self._loaded.encodes and self._batch.wanted[:row].any():
-            # Of a part of the rows llama.cpp gives the wrong ones.
+        if self._gives_all_rows and self._batch.wanted[:row].any():
             self._batch.wanted[:row] = 1
-        self._batch.native.n_tokens = row
+        self._call(row, placements[first:])
+        self._state_rows.expect(unread, row)
+
+    def _call(self, rows: int, placements: Sequence[Placement]) -> None:
+        """Make a native call of the first rows of the batch, in which steps were placed so."""
+        self._batch.native.n_tokens = rows
         self._generation += 1
         if (threads := self._threads.look()) != self._threads_in_use:
             api.llama_set_n_threads(self._context, *threads)
             self._threads_in_use = threads
         if self._stream is not None:
             self._stream.begin()
-        for placement in placements[first:]:
+        for placement in placements:
             placement.decoded = True
         status = api.llama_decode(self._context, self._batch.native)
         if self._stream is not None:
             self._stream.end()
         if status == 1:
-            for placement in placements[first:]:
+            for placement in placements:
                 placement.decoded = False
-            raise NoRoomError(f"the cache has no free cells for {row} more rows")
+            raise NoRoomError(f"the cache has no free cells for {rows} more rows")
         if status != 0:
-            raise EngineError(f"llama.cpp failed a pass of {row} rows (code {status})")
-        self._state_rows.expect(unread, row)
+            raise EngineError(f"llama.cpp failed a pass of {rows} rows (code {status})")
 
     def _decode_recurrent(
         self, steps: Sequence[Step], states: Sequence[NativeSequence], placements: list[Placement]
@@ -758,6 +774,107 @@ class LlamaCppEngine:
             view.flags.writeable = False
             self._logits_address, self._logits_view = address, view
         return self._logits_view
+
+
+class _CacheReader(LlamaCppEngine):
+    """A head that reads the cache of its target beside states: each of its sequences is one of the target's.
+
+    A row is read behind all committed tokens of the target, however many drafts there are before it, and leaves nothing
+    in the cache. So drafts are pending here, for their states alone, until a commit of whatever path forgets them.
+
+    Args:
+        loaded: the head.
+        lender: its target, which has no sequence open.
+    """
+
+    def __init__(self, loaded: LoadedModel, lender: LlamaCppEngine) -> None:
+        self.lender = lender
+        self._drafts: dict[int, NativeSequence] = {}
+        self._start(loaded)
+
+    def open(self) -> int:
+        """Open a sequence of the target to measure passes with; it holds one token, as a row needs one to read."""
+        lender = self.lender
+        sequence = lender._open(lender.capabilities.max_sequences + (not lender._loaded.settings.apart))
+        try:
+            self.lengthen(sequence, 1)
+        except BaseException:
+            lender.close_sequence(sequence)
+            raise
+        return sequence
+
+    def lengthen(self, sequence: int, length: int) -> bool:
+        """Have the target read tokens, or copy some, until the sequence has ``length``."""
+        lender = self.lender
+        if length - lender.length(sequence) > lender.capabilities.max_rows:
+            # What follows in a pass has llama.cpp turn copied keys to their places.
+            lender.lengthen(sequence, length - 1)
+        while (rows := min(length - lender.length(sequence), lender.capabilities.max_rows)) > 0:
+            lender.forward([Step(sequence, [0] * rows, range(COMMITTED_END, COMMITTED_END + rows), ())])
+            lender.commit(sequence, range(rows))
+        return True
+
+    def length(self, sequence: int) -> int:
+        return self.lender.length(sequence)
+
+    def fork(self, sequence: int) -> int:
+        return self.lender.fork(sequence)
+
+    def trim(self, sequence: int, length: int) -> None:
+        self._drafts.pop(sequence, None)
+        self.lender.trim(sequence, min(length, self.lender.length(sequence)))
+
+    def saved_bytes(self, sequence: int) -> int:
+        return self.lender.saved_bytes(sequence)
+
+    def save(self, sequence: int) -> SavedSequence:
+        return self.lender.save(sequence)
+
+    def restore(self, saved: SavedSequence) -> int:
+        return self.lender.restore(saved)
+
+    def close_sequence(self, sequence: int) -> None:
+        self._drafts.pop(sequence, None)
+        self.lender.close_sequence(sequence)
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        if (drafts := self._drafts.pop(sequence, None)) is not None:
+            drafts.pending.check_path(path)
+
+    def _state(self, sequence: int, *, even_torn: bool = False) -> NativeSequence:
+        self._check_open()
+        of_target = self.lender._state(sequence, even_torn=even_torn)
+        if of_target.pending.parents or not of_target.committed:
+            raise ValueError(
+                f"sequence {sequence} of the target has {of_target.committed} committed tokens and "
+                f"{len(of_target.pending)} pending nodes: drafts follow one token or more, and none that is pending"
+            )
+        drafts = self._drafts.get(sequence)
+        if drafts is None:
+            drafts = self._drafts[sequence] = NativeSequence(of_target.main, None, self._state_rows.new_track())
+        drafts.main, drafts.committed = of_target.main, of_target.committed
+        return drafts
+
+    def _decode(
+        self, steps: Sequence[Step], states: Sequence[NativeSequence], placements: list[Placement], length: int = 0
+    ) -> None:
+        batch, row = self._batch, 0
+        unread: list[tuple[NativeSequence, int, int]] = []
+        self._state_rows.copy_expected()
+        self._generation += 1  # where there is no pass, the rows of the latest one are gone all the same
+        self._state_rows.write(batch, steps, states)
+        for state, step in zip(states, steps, strict=True):
+            end = row + len(step.token_ids)
+            batch.tokens[row:end] = step.token_ids
+            batch.positions[row:end] = state.committed
+            batch.ids[row:end, 0] = state.main
+            unread.append((state, row, end - row))
+            row = end
+        batch.wanted[:row] = 1
+        # On a GPU nothing else has it wait for the cells that the target's latest pass writes.
+        api.llama_synchronize(self.lender._context)
+        self._call(row, ())
+        self._state_rows.expect(unread, row)
 
 
 _NO_ROWS: Final[FloatArray] = np.zeros((0, 0), np.float32)

@@ -1,15 +1,16 @@
 """Heads of GGUF models, which draft from the states of the model that they belong to.
 
 llama.cpp runs an MTP layer by a context of its own kind, on the weights of the target or on those of a file that holds
-the layer alone; and EAGLE-3 as a model with an encoder, which fuses the states of several layers to one. It ends its
-process over much that does not fit, so that is refused before (:mod:`.states`).
+the layer alone; EAGLE-3 as a model with an encoder, which fuses the states of several layers to one; and an assistant
+of Gemma 4 on the cache of its target. It ends its process over much that does not fit, so that is refused before
+(:mod:`.states`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
 
@@ -17,11 +18,14 @@ from paceline.core.errors import CapabilityError
 from paceline.engines.llama_cpp.loading import LoadedModel, create_context, describe_loaded
 from paceline.engines.llama_cpp.remarks import warn
 from paceline.engines.llama_cpp.settings import DRAFT_BATCH
-from paceline.engines.llama_cpp.states import HeadFile
+from paceline.engines.llama_cpp.states import HeadFile, check_reads_cache
 from paceline.engines.llama_cpp.weights import free_model, read_model
 from paceline.engines.memory import NO_FOOTPRINT
 from paceline.engines.options import OUTPUT_STATE
 from paceline.models.gguf_header import read_gguf_header
+
+_LEVEL_ROWS: Final = 16
+"""Least rows of a pass of a head that reads no text, but drafts of each request."""
 
 
 def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> LoadedModel:
@@ -38,21 +42,26 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
         InputError: there is no memory for it.
     """
     options, of_target = target.options, target.settings
-    cells = options.max_sequences * of_target.context_length if options.cells is None else options.cells
-    rows = of_target.batch_rows if of_target.devices else min(of_target.batch_rows, DRAFT_BATCH)
-    settings = dataclasses.replace(
-        of_target.with_batch(rows, rows),
-        cells=cells,
-        branches=0,
-        max_ids=options.max_sequences,
-        recurrent=False,
-        snapshots=0,
-        window=0,
-        keepers=False,
-        apart=False,
-        attention_is_open=False,
-        context_type=api.LLAMA_CONTEXT_TYPE_MTP if head.kind == "mtp" else api.LLAMA_CONTEXT_TYPE_DEFAULT,
-    )
+    if head.reads_cache:
+        # It reads no prompts, and its cells are those of the target, by the same ids.
+        rows = min(of_target.batch_rows, max(_LEVEL_ROWS, options.max_sequences))
+        settings = dataclasses.replace(of_target.with_batch(rows, rows), branches=0, attention_is_open=False)
+    else:
+        rows = of_target.batch_rows if of_target.devices else min(of_target.batch_rows, DRAFT_BATCH)
+        settings = dataclasses.replace(
+            of_target.with_batch(rows, rows),
+            cells=options.max_sequences * of_target.context_length if options.cells is None else options.cells,
+            branches=0,
+            max_ids=options.max_sequences,
+            recurrent=False,
+            snapshots=0,
+            window=0,
+            keepers=False,
+            apart=False,
+            attention_is_open=False,
+        )
+    if head.kind != "eagle3":
+        settings = dataclasses.replace(settings, context_type=api.LLAMA_CONTEXT_TYPE_MTP)
     options = dataclasses.replace(options, hold_states=(OUTPUT_STATE,))
     model, keep_alive = target.model, target.keep_alive
     if path is not None:
@@ -78,7 +87,7 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
             max_rows=settings.batch_rows,
             max_outputs=settings.output_rows,
             cells=settings.cells,
-            trees=False,
+            trees=head.reads_cache,
             max_rollback=None,
             shares_passes=True,
             reads_states=True,
@@ -89,6 +98,7 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
         room=None,
         footprint=NO_FOOTPRINT,
         encodes=head.kind == "eagle3",
+        reads_cache=head.reads_cache,
         lender=target,
     )
     target.heads.append(loaded)
@@ -97,18 +107,27 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
 
 def _check_fits(model: Any, head: HeadFile, path: Path, target: LoadedModel) -> None:
     """Raise ``CapabilityError`` for a head of another model, which llama.cpp would run all the same, or end over."""
+    of_target = Path(target.options.path)
+    its, wanted = (str(read_gguf_header(each).metadata.get("general.architecture")) for each in (path, of_target))
+    if head.kind != "eagle3" and its.removesuffix("-assistant") != wanted:
+        raise CapabilityError(
+            f"{path} is a head for a model of {its.removesuffix('-assistant')}, and {of_target} is one of {wanted}: "
+            "give the head that was made for this model, or leave it out"
+        )
+    if head.reads_cache:
+        check_reads_cache(path, of_target)
     width = api.llama_model_n_embd_out(target.model)
     checks = [("number of tokens", _num_tokens(model), _num_tokens(target.model))]
     if head.target_width is not None:
         checks.append(("target's width", head.target_width, width))
-    if head.kind == "mtp":
+    if head.kind != "eagle3":
         checks.append(("width", api.llama_model_n_embd_out(model), width))
     elif head.borrows:
         checks.append(("width, without an embedding of its own,", api.llama_model_n_embd(model), width))
-    for what, its, wanted in checks:
-        if its != wanted:
+    for what, found, due in checks:
+        if found != due:
             raise CapabilityError(
-                f"{path} is no head of {Path(target.options.path).name}: its {what} is {its}, not {wanted}; give the "
+                f"{path} is no head of {Path(target.options.path).name}: its {what} is {found}, not {due}; give the "
                 "head that was made for this model, or leave it out"
             )
 

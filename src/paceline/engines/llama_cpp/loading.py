@@ -52,6 +52,7 @@ class LoadedModel:
         room: memory for the weights, where layers are streamed.
         footprint: memory of the process that loading it took.
         encodes: of a head whether an encoder fuses the states that it is given.
+        reads_cache: of a head whether it has no cache, and reads that of its target.
         lender: of a head its target, of whose model and context it may use parts.
         heads: its heads, for which it stays in memory.
         is_freed: nobody but heads needs it any more.
@@ -68,6 +69,7 @@ class LoadedModel:
     room: Room | None
     footprint: Footprint
     encodes: bool = False
+    reads_cache: bool = False
     lender: LoadedModel | None = None
     heads: list[LoadedModel] = field(default_factory=list)
     is_freed: bool = False

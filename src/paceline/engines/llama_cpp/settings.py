@@ -192,11 +192,13 @@ def choose_settings(
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     window = int(api.llama_model_n_swa(model))
     apart = options.exact and options.max_sequences > 1
-    keepers = not recurrent and options.max_sequences > 1 and window > 0 and not apart
+    # A head that reads the cache is measured in a sequence of its own, beside those of the target.
+    sequences = options.max_sequences + (about.architecture == "gemma4" and bool(options.hold_states) and not apart)
+    keepers = not recurrent and sequences > 1 and window > 0 and not apart
     branches = DEFAULT_BRANCHES if options.branches is None else options.branches
     if recurrent or options.exact:
         branches = 0
-    max_ids = options.max_sequences * (2 if keepers else 1) + branches
+    max_ids = sequences * (2 if keepers else 1) + branches
     if max_ids > native.MAX_SEQUENCE_IDS:
         raise InputError(
             f"{options.max_sequences} sequences and {branches} branches need {max_ids} sequence ids, "

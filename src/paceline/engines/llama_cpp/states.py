@@ -6,24 +6,30 @@ are known by their names, and all else is refused before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from paceline.core.errors import CapabilityError, ModelFileError
 from paceline.engines.llama_cpp import native
 from paceline.engines.options import OUTPUT_STATE
 from paceline.models.description import describe
 from paceline.models.gguf_checks import is_mtp_file
-from paceline.models.gguf_header import GgufHeader
+from paceline.models.gguf_header import GgufHeader, Value, read_gguf_header
 
-HeadKind: TypeAlias = Literal["mtp", "eagle3"]
+HeadKind: TypeAlias = Literal["mtp", "eagle3", "gemma4-assistant"]
 
 MTP_ARCHITECTURES: Final = frozenset(("qwen35", "qwen35moe"))
 """Architectures whose MTP layer, and the states that it reads, were tried."""
+_OF_ASSISTANTS: Final = "gemma4"
+"""Architecture of the targets of assistants, whose own name goes on from it."""
+_WITH_OUTPUT_STATES: Final = MTP_ARCHITECTURES | {_OF_ASSISTANTS}
+"""Architectures of which the states that the output layer reads were tried."""
 _WITH_LAYER_INPUTS: Final = frozenset(("llama", "qwen3", "qwen3moe"))
 """Architectures of which the inputs of layers were tried, but of the output layer, which these do not give."""
+
+_Shape: TypeAlias = tuple[bool, int, int, int]
 
 _EAGLE_LAYERS: Final = 3
 """States of so many layers are what llama.cpp's graph of EAGLE-3 reads."""
@@ -45,12 +51,17 @@ class HeadFile:
     target_width: int | None = None
     borrows: bool = False
 
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it has no cache, and reads that of its target."""
+        return self.kind == "gemma4-assistant"
+
 
 def check_states(path: Path, layers: Sequence[int]) -> None:
     """Raise ``CapabilityError`` for states that a model does not give."""
     about = describe(path)
     inputs = [layer for layer in layers if layer != OUTPUT_STATE]
-    known = MTP_ARCHITECTURES if len(inputs) < len(layers) else _WITH_LAYER_INPUTS
+    known = _WITH_OUTPUT_STATES if len(inputs) < len(layers) else _WITH_LAYER_INPUTS
     if not native.GIVES_STATES or about.architecture not in known:
         raise CapabilityError(
             f"{path} gives no states for this head to draft from: models of {', '.join(sorted(known))} do; name "
@@ -77,6 +88,15 @@ def read_head(path: Path) -> HeadFile:
         CapabilityError: it cannot be run here.
     """
     header = native.check_model_file(path, may_be_head=True).header
+    said = header.metadata
+    if said.get("general.architecture") == "gemma4-assistant":
+        layers = said.get("gemma4-assistant.block_count")
+        if not isinstance(layers, int) or said.get("gemma4-assistant.nextn_predict_layers") != layers:
+            raise ModelFileError(
+                f"{path} has {layers} layers, and {said.get('gemma4-assistant.nextn_predict_layers')} of them draft "
+                "(gemma4-assistant.nextn_predict_layers): convert it anew"
+            )
+        return HeadFile("gemma4-assistant", (OUTPUT_STATE,), borrows=True)
     if is_mtp_file(header):
         head = _mtp_layer(header)
         if head is None:
@@ -84,11 +104,10 @@ def read_head(path: Path) -> HeadFile:
                 f"{path} is no head that can be run here: one MTP layer for {', '.join(sorted(MTP_ARCHITECTURES))} can"
             )
         return head
-    said = header.metadata
     if said.get("general.architecture") != "eagle3":
         raise CapabilityError(
-            f"{path} is a head of the kind {said.get('general.architecture')}, and MTP and EAGLE-3 can be run here: "
-            "name another draft model"
+            f"{path} is a head of the kind {said.get('general.architecture')}, and MTP, EAGLE-3 and "
+            "assistants of Gemma 4 can be run here: name another draft model"
         )
     layers, width = said.get("eagle3.target_layers"), said.get("eagle3.target_hidden_size")
     if not isinstance(layers, list) or len(layers) != _EAGLE_LAYERS or not all(type(each) is int for each in layers):
@@ -99,6 +118,47 @@ def read_head(path: Path) -> HeadFile:
         raise CapabilityError(f"{path} has {said.get('eagle3.block_count')} layers, and EAGLE-3 is run here with one")
     borrows = not {"token_embd.weight", "output.weight"} <= set(header.tensors)
     return HeadFile("eagle3", tuple(map(int, layers)), width if isinstance(width, int) else None, borrows)
+
+
+def check_reads_cache(path: Path, target: Path) -> None:
+    """Raise ``CapabilityError`` for a head whose layers read other keys and values than a target has.
+
+    llama.cpp would read past them, or those of another layer. Layers with sliding windows read the last but one of the
+    target's, and those without the last.
+    """
+    own, its = read_gguf_header(path).metadata, read_gguf_header(target).metadata
+    last = _last_layers(its, _OF_ASSISTANTS)
+    layers = _layers(own, "gemma4-assistant")
+    if last is None or not layers or any(shape not in last for shape in layers):
+        raise CapabilityError(
+            f"{path} is no head of {target.name}: the keys and values that it reads are not those of the last two "
+            "layers; give the head that was made for this model"
+        )
+
+
+def _last_layers(said: Mapping[str, Value], architecture: str) -> list[_Shape] | None:
+    """Return the shapes of the last two layers; ``None`` unless only the first of them has a window."""
+    last = _layers(said, architecture)[-2:]
+    return last if [shape[0] for shape in last] == [True, False] else None
+
+
+def _layers(said: Mapping[str, Value], architecture: str) -> list[_Shape]:
+    """Return of each layer whether it has a sliding window, its heads of keys and values, and their sizes."""
+
+    def value(key: str) -> Any:
+        return said.get(f"{architecture}.attention.{key}")
+
+    windows, heads, found = value("sliding_window_pattern"), value("head_count_kv"), []
+    if not isinstance(windows, list) or len(windows) != said.get(f"{architecture}.block_count"):
+        return []
+    for layer, is_window in enumerate(windows):
+        count = heads[layer] if isinstance(heads, list) and len(heads) == len(windows) else heads
+        end = "_swa" if is_window else ""
+        shape = bool(is_window), count, value(f"key_length{end}"), value(f"value_length{end}")
+        if not all(isinstance(each, int) for each in shape):
+            return []
+        found.append(shape)
+    return found
 
 
 def _mtp_layer(header: GgufHeader) -> HeadFile | None:
