@@ -33,7 +33,7 @@ from tests.engines.test_torch_hf import ARCHITECTURES, SHAPE, VOCAB_SIZE, WINDOW
 from transformers.cache_utils import MtpCache  # noqa: E402
 from transformers.modeling_layers import MtpModel  # noqa: E402
 
-from paceline.engines.options import OUTPUT_STATE, ModelOptions  # noqa: E402
+from paceline.engines.options import OUTPUT_STATE, ModelOptions, engine_for  # noqa: E402
 from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
 from paceline.engines.torch_hf.head_files import read_eagle  # noqa: E402
 from paceline.engines.torch_hf.heads import TorchHead  # noqa: E402
@@ -449,6 +449,7 @@ def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"is no model but a head that drafts for one \(eagle3\): give the folder"):
         paceline.load(head)
     assert describe(head, may_be_head=True).architecture == "eagle3"
+    assert engine_for(head) == "torch_hf"
 
 
 @pytest.mark.parametrize(

@@ -501,7 +501,7 @@ def _check_draft_context(length: int | None) -> None:
 def engine_for(path: Path) -> EngineName:
     """Return the engine that runs a model file or folder."""
     if path.is_dir():
-        check_model_folder(path)
+        check_model_folder(path, may_be_head=True)
         return "torch_hf"
     if not path.exists():
         raise ModelFileError(f"there is no file {path}: give the path of a GGUF file or a Hugging Face model folder")
