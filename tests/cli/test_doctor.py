@@ -18,6 +18,7 @@ import pytest
 from paceline.cli import exits
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.test_run import Invoke, spawn
+from tests.engines.tiny_models import write_eagle_head, write_model
 from tests.models.helpers import edited_gguf, metadata
 
 QUICK = ("--budget-s", "5", "-t", "1", "-c", "512")
@@ -194,3 +195,20 @@ def test_the_target_is_no_candidate_of_its_own_folder(invoke: Invoke, tmp_path: 
     outcome = invoke("doctor", str(tmp_path / "model.gguf"), str(tmp_path))
     assert outcome.status == exits.BAD_INPUT
     assert "there is no draft model to try" in outcome.err
+
+
+def test_a_head_is_examined_as_a_draft_is(invoke: Invoke, tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target.gguf", "llama", tokenizer="bytes", layers=4)
+    head = write_eagle_head(tmp_path / "head.gguf", 32)
+    words = ["doctor", str(target), "--budget-s", "5", "-t", "1", "-c", "256", "--export", "llama-server"]
+    outcome = invoke(*words, str(head), "--json", "-")
+    assert outcome.status in (0, exits.DOES_NOT_PAY), outcome.err
+    (candidate,) = json.loads(outcome.out)["candidates"]
+    assert candidate["tokens"] is None
+    assert candidate["error"] is None
+    assert candidate["prediction"] is not None
+    assert candidate["exports"] == []
+    assert "a head has other flags in each program" in " ".join(candidate["advice"])
+    (tmp_path / "models").mkdir()
+    head.rename(tmp_path / "models" / "head.gguf")
+    assert "not tried: head.gguf: is no model but a head" in invoke(*words, str(tmp_path / "models")).err

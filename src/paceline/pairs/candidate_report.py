@@ -48,7 +48,11 @@ def build_report(
         has_devices,
     )
     advice = give_advice(diagnosis, target, draft_on_cpu=draft_on_cpu)
-    exports = [export(program, pair) for program in programs]
+    if diagnosis.is_head and programs:
+        advice.append(
+            "a head has other flags in each program, which are not written here: see the program's own manual"
+        )
+    exports = [] if diagnosis.is_head else [export(program, pair) for program in programs]
     if static is not None and static.gain.value < 1.0:
         slower = f"predicted {static.gain.value:.2f} of plain's speed with this draft length: leave the draft model out"
         exports = [dataclasses.replace(each, notes=(slower, *each.notes)) for each in exports]

@@ -51,7 +51,7 @@ def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[lis
 
     ``names`` are paths of models or folders, names of ``paceline models``, or ``self``. Without any, all models are
     tried that have names, and those that lie beside the target. In folders, models as large as the target are left out,
-    and the target itself.
+    heads, which each draft for one model alone, and the target itself.
     """
     if not names:
         return _choose(_iter_named(target), target)
@@ -73,7 +73,7 @@ def find_candidates(names: Sequence[str], target: ModelDescription) -> tuple[lis
             skipped += others
             continue
         path = resolve_model(name)
-        candidates.append(Candidate(name, path, describe(path)))
+        candidates.append(Candidate(name, path, describe(path, may_be_head=True)))
     return _drop_duplicates(candidates), skipped
 
 

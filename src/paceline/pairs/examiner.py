@@ -27,7 +27,7 @@ from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
-from paceline.engines.loading import open_vocabulary
+from paceline.engines.loading import is_head, open_vocabulary
 from paceline.engines.options import ModelOptions
 from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe
@@ -99,9 +99,10 @@ Tell = Callable[[str, float], None]
 class Diagnosis:
     """What was found out about a candidate.
 
-    Attributes: fitting: of the vocabularies; ``None`` where they could not be compared. survival: of the draft's chains
-    by depth, by kind of text. left_out: steps that there was no time for. error: why it was not drafted with, in a
-    line. Then agreement and prediction are ``None``, and survival is empty. took_s: seconds of the examination.
+    Attributes: fitting: of the vocabularies; ``None`` where they could not be compared, and for a head, which has its
+    target's. survival: of the draft's chains by depth, by kind of text. left_out: steps that there was no time for.
+    error: why it was not drafted with, in a line. Then agreement and prediction are ``None``, and survival is empty.
+    took_s: seconds of the examination. is_head: it drafts from the target's states.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Diagnosis:
     left_out: Sequence[str] = ()
     error: str | None = None
     took_s: float = 0.0
+    is_head: bool = False
 
 
 class Examiner:
@@ -146,17 +148,18 @@ class Examiner:
         Raises ``Stopped`` where the user wants no more; profiles and answers so far are kept.
         """
         started_s = time.monotonic()
-        what = describe(Path(draft.path))
+        what = describe(Path(draft.path), may_be_head=True)
         fitting = None
         try:
-            fitting = self._compare_vocabularies(draft)
-            if fitting.refusal is not None:
+            if not is_head(draft):
+                fitting = self._compare_vocabularies(draft)
+            if fitting is not None and fitting.refusal is not None:
                 found = Diagnosis(name, what, fitting, error=fitting.refusal)
             else:
                 found = self._measure(Diagnosis(name, what, fitting), draft, started_s + self._budget_s)
         except PacelineError as error:
             found = Diagnosis(name, what, fitting, error=str(error))
-        return dataclasses.replace(found, took_s=time.monotonic() - started_s)
+        return dataclasses.replace(found, took_s=time.monotonic() - started_s, is_head=is_head(draft))
 
     def _compare_vocabularies(self, draft: ModelOptions) -> VocabularyFit:
         self._tell_progress("comparing vocabularies", 0.0)
