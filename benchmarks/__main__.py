@@ -20,16 +20,10 @@ from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
 from benchmarks.beside_server import beside_server
 from benchmarks.chats import EPILOG as CHATS_EPILOG
 from benchmarks.chats import chats
-from benchmarks.cores import EPILOG as CORES_EPILOG
-from benchmarks.cores import cores
-from benchmarks.edits import EPILOG as EDITS_EPILOG
-from benchmarks.edits import edits
 from benchmarks.gpu.command import EPILOG as GPU_EPILOG
 from benchmarks.gpu.command import gpu
 from benchmarks.inflation import EPILOG as INFLATION_EPILOG
 from benchmarks.inflation import inflation
-from benchmarks.llama_bench import EPILOG as LLAMA_BENCH_EPILOG
-from benchmarks.llama_bench import llama_bench
 from benchmarks.pair.command import EPILOG, pair
 from benchmarks.planner_ab.building import EPILOG as PLANNER_CORPUS_EPILOG
 from benchmarks.planner_ab.building import planner_corpus
@@ -37,15 +31,11 @@ from benchmarks.planner_ab.command import EPILOG as PLANNER_AB_EPILOG
 from benchmarks.planner_ab.command import planner_ab
 from benchmarks.planner_ab.statics import EPILOG as PLANNER_STATICS_EPILOG
 from benchmarks.planner_ab.statics import planner_statics
-from benchmarks.predicted import EPILOG as PREDICTED_EPILOG
-from benchmarks.predicted import predicted
 from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
 from benchmarks.server_soak.command import EPILOG as SERVER_SOAK_EPILOG
 from benchmarks.server_soak.command import server_soak
 from benchmarks.serving import EPILOG as SERVING_EPILOG
 from benchmarks.serving import serving
-from benchmarks.sharing import EPILOG as SHARING_EPILOG
-from benchmarks.sharing import sharing
 from benchmarks.streamed.answers import EPILOG as STREAMED_ANSWERS_EPILOG
 from benchmarks.streamed.answers import streamed_answers
 from benchmarks.streamed.passes import EPILOG as STREAMED_PASSES_EPILOG
@@ -58,8 +48,6 @@ from benchmarks.sweep import EPILOG as SWEEP_EPILOG
 from benchmarks.sweep import sweep
 from benchmarks.translation import EPILOG as TRANSLATION_EPILOG
 from benchmarks.translation import translation
-from benchmarks.worker_overhead import EPILOG as WORKER_OVERHEAD_EPILOG
-from benchmarks.worker_overhead import worker_overhead
 from paceline.cli import exits
 from paceline.core.errors import InputError, PacelineError
 from paceline.machine import machine
@@ -99,31 +87,23 @@ for _name, _module in MEASUREMENTS.items():
     app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
 app.command("pair", epilog=EPILOG)(pair)
 app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
-app.command("worker-overhead", epilog=WORKER_OVERHEAD_EPILOG)(worker_overhead)
 # This needs two models that are not there everywhere.
 app.command("translation", epilog=TRANSLATION_EPILOG)(translation)
 # These need a program that is not there everywhere.
-app.command("llama-bench", epilog=LLAMA_BENCH_EPILOG)(llama_bench)
 app.command("beside-driver", epilog=BESIDE_DRIVER_EPILOG)(beside_driver)
 app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
 app.command("chats", epilog=CHATS_EPILOG)(chats)
 app.command("attack", epilog=ATTACK_EPILOG)(attack)
 app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
-app.command("sharing", epilog=SHARING_EPILOG)(sharing)
 app.command("alternating", epilog=ALTERNATING_EPILOG)(alternating)
 app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
 app.command("serving", epilog=SERVING_EPILOG)(serving)
-# This loads the models that it is told of.
-app.command("predicted", epilog=PREDICTED_EPILOG)(predicted)
-app.command("edits", epilog=EDITS_EPILOG)(edits)
 # This makes what measures elsewhere.
 app.command("gpu", epilog=GPU_EPILOG)(gpu)
 # These need root, and a disk whose reads can be bounded.
 app.command("streamed-passes", epilog=STREAMED_PASSES_EPILOG)(streamed_passes)
 app.command("streamed-answers", epilog=STREAMED_ANSWERS_EPILOG)(streamed_answers)
 app.command("streamed-soak", epilog=STREAMED_SOAK_EPILOG)(streamed_soak)
-# This looks for what makes the others scatter.
-app.command("cores", epilog=CORES_EPILOG)(cores)
 # These measure policies on what was recorded before, so they are not among all that runs by itself.
 app.command("record", epilog=RECORD_EPILOG)(record_command)
 app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
