@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from paceline.core.arrays import Float64Array
+from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.constraint import Constraint
 from paceline.core.logprobs import LogprobParams, TokenLogprob
 from paceline.core.params import CacheParams, SamplingParams, SpeculationParams, StopRules, VerifierName
@@ -21,8 +21,11 @@ from paceline.core.text import TextStream
 from paceline.core.tree import ROOT, DraftTree, Evidence
 from paceline.core.verify import make_verifier
 from paceline.drafters.base import Commit, DraftBudget, Drafter, DraftJob
-from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
+from paceline.engines.base import Step
+from paceline.engines.pending_tree import PendingTree, check_step
+from paceline.engines.scripted import HeadRow, LogitFunction, ScriptedEngine, ScriptedOutput, ScriptedVocabulary
 from paceline.engines.sequence_pool import Opened, SequencePool
+from paceline.engines.state_track import StateTrack, states_for_rows
 from paceline.planning.base import Policy, PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
@@ -31,6 +34,8 @@ PLAIN_PARAMS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 """The model's own distribution: every filter off."""
 
 NO_LOGPROBS = LogprobParams()
+
+CacheHeadFunction: TypeAlias = Callable[[Sequence[int], Sequence[HeadRow]], Any]
 
 
 class CountingPool(SequencePool):
@@ -44,6 +49,57 @@ class CountingPool(SequencePool):
         self.hits += opened.cached > 0
         self.reused_tokens += opened.cached
         return opened
+
+
+class CacheHead:
+    """A scripted head that reads the cache of a scripted target, in that one's sequences, and checks what it is asked.
+
+    Args:
+        say: the logits of a row, given the tokens of the target's cache and the rows from the root to it.
+        own: the state that a row leaves, given the same.
+    """
+
+    description = "scripted head"
+
+    def __init__(self, lender: ScriptedEngine, say: CacheHeadFunction, own: CacheHeadFunction, max_rows: int) -> None:
+        self.lender = lender
+        self.vocabulary = lender.vocabulary
+        # It opens no sequences.
+        limits = replace(
+            lender.capabilities, max_rows=max_rows, max_outputs=max_rows, max_sequences=0, max_rollback=None
+        )
+        self.capabilities = replace(limits, trees=True, reads_states=True)
+        self._say = say
+        self._own = own
+        self._pending: dict[int, tuple[PendingTree, list[HeadRow], StateTrack]] = {}
+        self.fed: list[list[tuple[int, FloatArray]]] = []
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        assert 0 < sum(len(step.token_ids) for step in steps) <= self.capabilities.max_rows
+        prefixes: list[list[list[Any]]] = []
+        for step in steps:
+            target = self.lender._sequence(step.sequence)
+            assert target.committed
+            assert not len(target.pending)
+            width = self.capabilities.state_width
+            known = self._pending.setdefault(step.sequence, (PendingTree(), [], StateTrack(width)))
+            pending, rows, track = known
+            check_step(step, pending, len(target.committed), self.capabilities)
+            read = states_for_rows(step, track, len(pending), width)
+            self.fed.append(list(zip(step.token_ids, np.array(read), strict=True)))
+            pending.append(step.parents)
+            rows += self.fed[-1]
+            paths = [pending.path_to(len(rows) - len(step.token_ids) + row) for row in range(len(step.token_ids))]
+            track.append(np.stack([self._own(target.committed, [rows[node] for node in path]) for path in paths]))
+            prefixes.append([[target.committed[:], [rows[node] for node in paths[row]]] for row in step.outputs])
+        return ScriptedOutput(lambda prefix: self._say(*prefix), prefixes)
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        assert not path
+        self._pending.pop(sequence, None)
+
+    def close(self) -> None:
+        pass
 
 
 def frozen(model: LogitFunction, dtype: type[np.floating[Any]] = np.float64) -> LogitFunction:

@@ -13,13 +13,13 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import DraftBudget
-from paceline.drafters.head import HeadDrafter
+from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
 from paceline.engines.base import Step
 from paceline.engines.scripted import HeadRow, ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.state_track import StateTrack
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.drafters.helpers import grow
-from tests.helpers import MoodyPolicy, decode, request_of
+from tests.helpers import CacheHead, MoodyPolicy, decode, request_of
 
 SIZE, ORDER = 30, 3
 TARGET = random_model(SIZE, seed=3, order=ORDER)
@@ -83,11 +83,40 @@ def plain(prompt: Sequence[int], count: int) -> list[int]:
     return decode(target(), prompt, GREEDY, StopRules(count)).token_ids
 
 
+def cache_head(engine: ScriptedEngine, max_rows: int = 64) -> CacheHead:
+    """Return a head that knows what a target says, where the states that it is given do."""
+    return CacheHead(engine, lambda cached, rows: say(rows), lambda cached, rows: own(rows), max_rows)
+
+
+def drafter_of(engine: ScriptedEngine, head: Head | CacheHead) -> HeadDrafter:
+    kind = CacheHeadDrafter if isinstance(head, CacheHead) else HeadDrafter
+    return kind(head, target=engine.vocabulary)  # type: ignore[arg-type]
+
+
+def test_a_head_that_reads_the_cache_is_fed_the_root_and_its_drafts_alone() -> None:
+    engine = target()
+    head = cache_head(engine)
+    drafter = drafter_of(engine, head)
+    request = request_of([4, 7, 9, 2], GREEDY, target=engine)
+    assert engine.open() == request.sequence
+    engine.forward([Step(request.sequence, [4, 7, 9], [-1, 0, 1], [])])
+    engine.commit(request.sequence, [0, 1, 2])
+    drafter.begin(request)
+    assert drafter.unread(request) == 0
+    (tree,) = grow(drafter, [request], DraftBudget(3, siblings=2))
+    first, second, _ = drafts = tree.path_tokens(5)  # each level has two proposals, the best one first
+    fed = [(token_id, int(state[0])) for rows in head.fed for token_id, state in rows]
+    assert fed == [(2, 3), (first, 4), (second, 5)]
+    assert drafts == plain([4, 7, 9, 2], 3)
+    assert engine.length(request.sequence) == 3
+
+
+@pytest.mark.parametrize("reads_cache", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_head_that_knows_the_target_has_every_draft_accepted(depth: int) -> None:
+def test_a_head_that_knows_the_target_has_every_draft_accepted(depth: int, reads_cache: bool) -> None:
     """Of a state too early, too late, or of the head where the target's is due, some would be refused."""
     engine = target()
-    drafter = HeadDrafter(Head(), target=engine.vocabulary)
+    drafter = drafter_of(engine, cache_head(engine) if reads_cache else Head())
     answer = decode(engine, [1, 2, 3], GREEDY, StopRules(61), drafters=[drafter], policy=FixedPolicy(depth))
     assert answer.token_ids == plain([1, 2, 3], 61)
     counts = answer.request.stats
@@ -101,14 +130,17 @@ class Whims(MoodyPolicy):
         return [self._rng.choice((None, DraftBudget(self._rng.randint(0, 6)))) for _ in requests]
 
 
+@pytest.mark.parametrize("reads_cache", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_proposed_depends_on_the_text_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_proposed_depends_on_the_text_alone(
+    seed: int, reads_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever was drafted before, left out, or thrown away; also where older states were let go."""
     rng = random.Random(seed)
     monkeypatch.setattr(StateTrack.__init__, "__defaults__", (0, rng.choice((4, 9, 2048))))
     engine = target()
     head = Head(context_length=rng.choice((7, 20, 4096)), max_rows=rng.choice((2, 5, 64)))
-    drafter = HeadDrafter(head, target=engine.vocabulary)
+    drafter = drafter_of(engine, cache_head(engine, rng.choice((1, 5))) if reads_cache else head)
     prompt = [rng.randrange(SIZE) for _ in range(rng.randint(2, 30))]
     answer = decode(engine, prompt, GREEDY, StopRules(50), drafters=[drafter], policy=Whims(rng))
     assert answer.token_ids == plain(prompt, 50)

@@ -21,7 +21,8 @@ from paceline.drafters.base import DraftJob
 from paceline.drafters.head import CacheHeadDrafter
 from paceline.drafters.rows import read_row
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.options import OUTPUT_STATE
+from paceline.engines.loading import foreseen_bytes
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.replaying.recorder import record
 
@@ -121,7 +122,9 @@ def test_what_the_head_says_is_what_its_layers_compute(target: LlamaCppEngine, p
     for sequence, text, (states, _) in zip(sequences, texts, known, strict=True):
         target.forward([Step(sequence, text, range(COMMITTED_END, len(text) - 1), ())])
         target.commit(sequence, range(len(text)))
-        np.testing.assert_allclose(target.states(sequence, 0, len(text)), states, rtol=0, atol=ROUNDING)
+        first = target.first_state(sequence)
+        assert first <= len(text) - 5
+        np.testing.assert_allclose(target.states(sequence, first, len(text)), states[first:], rtol=0, atol=ROUNDING)
     drafted = [forward_assistant(file, path, cache, [7], states[-1:]) for states, cache in known]
     output = head.forward(
         [
@@ -134,8 +137,10 @@ def test_what_the_head_says_is_what_its_layers_compute(target: LlamaCppEngine, p
     # Drafts, two of one token, are read at the same place, with the head's own state.
     own = drafted[0][0]
     _, expected = forward_assistant(file, path, known[0][1], [9, 8], own.repeat(2, 0))
-    both = head.forward([Step(sequences[0], [9, 8], [0, 0], [0, 1])])
-    np.testing.assert_allclose([both.logits(0, row) for row in (0, 1)], expected, rtol=0, atol=ROUNDING)
+    _, expected_other = forward_assistant(file, path, known[1][1], [9], drafted[1][0])
+    output = head.forward([Step(sequences[0], [9, 8], [0, 0], [0, 1]), Step(sequences[1], [9], [0], [0])])
+    said = [output.logits(0, 0), output.logits(0, 1), output.logits(1, 0)]
+    np.testing.assert_allclose(said, np.concatenate((expected, expected_other)), rtol=0, atol=ROUNDING)
     head.commit(sequences[0], ())
     given = np.concatenate((known[0][0][-1:], own))
     some = head.forward([Step(sequences[0], [9, 8], [COMMITTED_END, 0], [1], given)])
@@ -247,7 +252,11 @@ def test_what_is_drafted_depends_on_the_text_alone(target: LlamaCppEngine, file:
     expected = drafts(target, head, read(target, tokens[:30]))
     longer = read(target, tokens)
     drafts(target, head, longer)
-    target.trim(longer, 30)
+    target.trim(longer, 29)
+    with pytest.raises(ValueError, match="are not held"):
+        drafts(target, head, longer)
+    target.forward([Step(longer, tokens[29:30], [COMMITTED_END], ())])
+    target.commit(longer, [0])
     fork = target.fork(longer)
     target.close_sequence(longer)
     saved = target.save(fork)
@@ -312,6 +321,28 @@ def test_a_full_cache_leaves_no_room_for_drafts(target: LlamaCppEngine, file: Pa
     target.trim(others[0], 50)
     assert np.isfinite(drafts(target, head, sequence)).all()
     head.close()
+
+
+def test_a_pass_that_fails_leaves_target_and_head_as_they_were(
+    target: LlamaCppEngine, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = target.open_head(file)
+    sequence = read(target, [11, 42, 7])
+    expected = drafts(target, head, sequence)
+    states = target.states(sequence, 2, 3)
+    last_row(head, [Step(sequence, [7], [COMMITTED_END], [0], states)])
+    with monkeypatch.context() as patch:
+        patch.setattr("llama_cpp.llama_cpp.llama_decode", lambda context, batch: -3)
+        with pytest.raises(EngineError, match="failed a pass of 1 rows"):
+            head.forward([Step(sequence, [9], [0], [0])])
+    np.testing.assert_array_equal(last_row(head, [Step(sequence, [9], [0], [0])]), expected[1])
+    head.commit(sequence, ())
+    np.testing.assert_array_equal(drafts(target, head, sequence), expected)
+    head.close()
+
+
+def test_what_a_head_takes_is_foreseen(file: Path) -> None:
+    assert foreseen_bytes(ModelOptions(file, context_length=200)) == file.stat().st_size
 
 
 def test_either_may_be_closed_first(path: Path, file: Path) -> None:

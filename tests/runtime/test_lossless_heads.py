@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.drafters.following import FollowingDrafter
-from paceline.drafters.head import HeadDrafter
+from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
 from paceline.engines.scripted import (
     HeadRow,
     LogitFunction,
@@ -29,7 +29,7 @@ from paceline.engines.scripted import (
 )
 from paceline.engines.state_track import StateTrack
 from tests.conftest import SUMMARY_LINES
-from tests.helpers import CountingPool, frozen
+from tests.helpers import CacheHead, CountingPool, frozen
 from tests.runtime.test_lossless import CountingEngine, Scene, Setup, Tally, check_scene, scenes
 from tests.tiers import by_tier
 
@@ -55,10 +55,11 @@ def own_state(rows: Sequence[HeadRow]) -> FloatArray:
 
 
 class Targets:
-    """Makes targets that hold states, and heads of the latest of them."""
+    """Makes targets that hold states, and heads of the latest of them, which may read its cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, read_cache: bool) -> None:
         self.latest: CountingEngine | None = None
+        self._read_cache = read_cache
 
     def make(self, model: LogitFunction, vocabulary: ScriptedVocabulary, **limits: Any) -> CountingEngine:
         self.latest = CountingEngine(model, vocabulary, state_of=state_of, state_width=1 + KNOWN, **limits)
@@ -82,6 +83,25 @@ class Targets:
             logits[unknown] = -np.inf
             return logits
 
+        def check_place(cached: Sequence[int], rows: Sequence[HeadRow]) -> None:
+            root = rows[0][1]
+            assert root[0] == len(cached), "the root is not read with the latest state"
+            assert [int(each) for each in root[1:] if each >= 0] == list(cached)[-KNOWN:]
+
+        def say_of_cache(cached: Sequence[int], rows: Sequence[HeadRow]) -> Float64Array:
+            check_place(cached, rows)
+            return say(rows)
+
+        if self._read_cache:
+            head = CacheHead(
+                self.latest,
+                say_of_cache,
+                lambda cached, rows: own_state(rows),
+                max_rows=64 if scene.calm else rng.choice((64, 5, 2, 1)),
+            )
+            cache_drafter = CacheHeadDrafter(head, target=self.latest.vocabulary)  # type: ignore[arg-type]
+            cache_drafter.pool = CountingPool(head, max_idle=0, max_saved_bytes=0)  # type: ignore[arg-type]
+            return cache_drafter
         engine = ScriptedEngine(
             say,
             vocabulary,
@@ -103,10 +123,11 @@ def tally() -> Tally:
     return Tally()
 
 
-@settings(max_examples=NUM_SCENES)
+@pytest.mark.parametrize("read_cache", [False, True], ids=["own cache", "target's cache"])
+@settings(max_examples=NUM_SCENES * 3 // 5)
 @given(scene=scenes())
-def test_speculative_is_plain(scene: Scene, tally: Tally) -> None:
-    rng, targets = random.Random(scene.seed), Targets()
+def test_speculative_is_plain(scene: Scene, tally: Tally, read_cache: bool) -> None:
+    rng, targets = random.Random(scene.seed), Targets(read_cache=read_cache)
     setups = tuple(
         dataclasses.replace(setup, drafters=(*(n for n in setup.drafters if n != "draft"), "draft")[-2:])
         for setup in scene.setups

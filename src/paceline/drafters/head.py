@@ -111,6 +111,10 @@ class CacheHeadDrafter(HeadDrafter):
             follower.sequence = job.request.sequence
             follower.tree, follower.frontier, follower.drafted = job.tree, ROOT, None
 
+    def _end_round(self, follower: _HeadFollower, kept: int) -> None:
+        super()._end_round(follower, kept)
+        follower.sequence = None
+
     def _fits(self, follower: _HeadFollower) -> bool:
         return True
 

@@ -23,7 +23,7 @@ from paceline.core.request import FinishReason, Request
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
-from paceline.drafters.head import CacheHeadDrafter
+from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.state_track import MAX_STATES
 from paceline.planning.base import PolicyBase, RoundRecord
@@ -140,12 +140,13 @@ def record_answer(
         raise InputError("an answer of no tokens cannot be recorded: give one of at least one token")
     budget = DraftBudget(depth, siblings, probability=True, margin=True)
     notes = [_NotingPolicy(drafter.name, budget) for drafter in drafters]
-    states = None if target is None else _read_states(target, [*prompt_ids, *answer_ids])
     loops = []
     for drafter, note in zip(drafters, notes, strict=True):
-        engine: Engine = ReplayEngine(_for_nothing, VirtualClock(), vocabulary, states=states)
-        if isinstance(drafter, CacheHeadDrafter) and target is not None:
-            engine = target
+        engine, states = target, None
+        if engine is None or not isinstance(drafter, CacheHeadDrafter):
+            if target is not None and isinstance(drafter, HeadDrafter):
+                states = _read_states(target, [*prompt_ids, *answer_ids])
+            engine = ReplayEngine(_for_nothing, VirtualClock(), vocabulary, states=states)
         loops.append(DecodingLoop(engine, [drafter], note))
     # So long that the last position has drafts as deep as the others.
     unending = StopRules(len(answer_ids) + depth, ignore_end=True)
@@ -185,10 +186,8 @@ def record_answer(
     )
 
 
-def _read_states(target: Engine, token_ids: Sequence[int]) -> FloatArray | None:
-    """Return the states ``[tokens, width]`` of a text, for drafters that read them; ``None`` where none are held."""
-    if not target.capabilities.state_width:
-        return None
+def _read_states(target: Engine, token_ids: Sequence[int]) -> FloatArray:
+    """Return the states ``[tokens, width]`` of a text."""
     sequence = target.open()
     rows, found = min(target.capabilities.max_rows, MAX_STATES), []
     try:

@@ -106,6 +106,8 @@ class Settings:
     # Rows of a pass with fused attention and without, and most of them whose logits can be asked for.
     rows_by_attention: tuple[int, int]
     most_outputs: int
+    # Whether the head for whose sake states are held reads the cache too.
+    lends: bool = False
     # Whether the context runs all of the model, or its MTP layer alone.
     context_type: int = api.LLAMA_CONTEXT_TYPE_DEFAULT
 
@@ -192,8 +194,9 @@ def choose_settings(
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     window = int(api.llama_model_n_swa(model))
     apart = options.exact and options.max_sequences > 1
+    lends = about.architecture == "gemma4" and bool(options.hold_states)
     # A head that reads the cache is measured in a sequence of its own, beside those of the target.
-    sequences = options.max_sequences + (about.architecture == "gemma4" and bool(options.hold_states) and not apart)
+    sequences = options.max_sequences + (lends and not apart)
     keepers = not recurrent and sequences > 1 and window > 0 and not apart
     branches = DEFAULT_BRANCHES if options.branches is None else options.branches
     if recurrent or options.exact:
@@ -261,6 +264,7 @@ def choose_settings(
         attention_is_open=options.flash_attention is None and is_unfused,
         rows_by_attention=(fused_rows, unfused_rows),
         most_outputs=output_rows,
+        lends=lends,
     )
 
 

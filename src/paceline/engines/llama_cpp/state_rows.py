@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
 import numpy as np
@@ -16,7 +16,10 @@ from paceline.engines.llama_cpp.batch import NativeBatch
 from paceline.engines.llama_cpp.lines import NativeSequence
 from paceline.engines.llama_cpp.loading import LoadedModel
 from paceline.engines.options import OUTPUT_STATE
-from paceline.engines.state_track import StateTrack, states_for_rows
+from paceline.engines.state_track import MAX_STATES, StateTrack, states_for_rows
+
+_FEW: Final = 16
+"""States that are held for a head that reads the cache of its target: it needs the last one, wherever that is then."""
 
 
 class StateRows:
@@ -36,6 +39,7 @@ class StateRows:
         self._layers = loaded.options.hold_states
         self._layer_width = int(api.llama_model_n_embd_out(loaded.model))
         self.width = len(self._layers) * self._layer_width
+        self._most = _FEW if loaded.settings.lends else MAX_STATES
         self._encodes = loaded.encodes
         self._encoder_batch: NativeBatch | None = None
         # Of the latest native call, whose states lie in llama.cpp's buffer: sequences, the first row of each, its rows.
@@ -44,7 +48,7 @@ class StateRows:
 
     def new_track(self) -> StateTrack | None:
         """Return where to hold the states of a new sequence; ``None`` if none are held."""
-        return StateTrack(self.width) if self.width else None
+        return StateTrack(self.width, most=self._most) if self.width else None
 
     def expect(self, unread: list[tuple[NativeSequence, int, int]], rows: int) -> None:
         """Note of whom the rows of a native call are: sequences, the first row of each, its number of rows."""
