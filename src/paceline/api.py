@@ -31,11 +31,10 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.lookup import PREDICTION
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine
-from paceline.engines.loading import has_head
 from paceline.engines.memory import MemoryPlan
 from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.sequence_pool import SequencePool
-from paceline.model_pair import open_pair
+from paceline.model_pair import find_mtp, open_pair
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.registry import MTP_DRAFT, resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
@@ -802,12 +801,8 @@ def _asked_draft(
     # What has none is refused before anything is loaded.
     if own is not None:
         own.of(Path(target.path))
-    elif named == MTP_DRAFT and not has_head(target):
-        raise InputError(
-            f"{Path(target.path).name} has no MTP layer that drafts here (`draft={MTP_DRAFT!r}`): name a draft model, "
-            "or leave it out",
-            field="draft",
-        )
+    elif named == MTP_DRAFT:
+        find_mtp(target)
     is_of_target = own is not None or named == MTP_DRAFT
     if is_of_target and not isinstance(draft, (ModelOptions, DraftOptions)):
         draft = DraftOptions(named)

@@ -6,6 +6,7 @@ model, which is read again for every token that it drafts, comes first and stays
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, make_own_draft
-from paceline.core.errors import InputError, ModelWarning
+from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import (
     foreseen_context_length,
     has_head,
+    head_names,
     is_head,
     memory_limit,
     open_engine,
@@ -33,7 +35,8 @@ from paceline.engines.options import DraftOptions, ModelOptions, has_quantized_c
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.description import describe
 from paceline.models.gguf_model import gguf_bytes
-from paceline.models.registry import MTP_DRAFT
+from paceline.models.hub.local_cache import find_snapshot
+from paceline.models.registry import MTP_DRAFT, MTP_FILES, find_head_beside
 from paceline.planning.costs.attention import OpenedModel, like_target, open_model
 from paceline.planning.costs.meter import Report
 from paceline.vocabularies.relation import relate_vocabularies
@@ -138,7 +141,7 @@ def _open_with_head(
     target: ModelOptions, draft: ModelOptions, kept_bytes: int, *, force: bool, report: Report | None
 ) -> ModelPair:
     """Open a target with a head, which drafts for it."""
-    path = None if draft.path == MTP_DRAFT else Path(draft.path)
+    path = find_mtp(target) if draft.path == MTP_DRAFT else Path(draft.path)
     target = dataclasses.replace(target, hold_states=states_read(target, path))
     opened = open_model(target, has_draft=True, force=force, report=report)
     try:
@@ -165,12 +168,39 @@ def managed_pair(
 def default_draft(target: ModelOptions) -> str | None:
     """Return the name of the draft that a target has where none is named; ``None`` where it has none.
 
-    It is the MTP layer in its file, where there is one that can be run here.
+    It is the MTP layer in its file, where there is one that can be run here, or for a model of the hub a head that was
+    fetched from beside it.
     """
     if memory_limit(target) is None:
-        return MTP_DRAFT if has_head(target) else None
+        if has_head(target):
+            return MTP_DRAFT
+        head = None
+        if find_snapshot(Path(target.path)) is not None:
+            with contextlib.suppress(ModelFileError):
+                head = find_head_beside(Path(target.path), head_names(target))
+        return None if head is None else str(head)
     own = default_own_draft(target)
     return None if own is None else own.name
+
+
+def find_mtp(target: ModelOptions) -> Path | None:
+    """Return the file of a target's MTP layer, which may lie beside it; ``None`` for its own file.
+
+    Raises:
+        InputError: there is none that drafts here.
+    """
+    if has_head(target):
+        return None
+    kinds = [name for name in head_names(target) if name == MTP_FILES]
+    head = find_head_beside(Path(target.path), kinds)
+    if head is None:
+        also = f", and no {MTP_FILES}*.gguf lies beside it" if kinds else ""
+        raise InputError(
+            f"{Path(target.path).name} has no MTP layer that drafts here (`draft={MTP_DRAFT!r}`){also}: name a draft "
+            "model, or leave it out",
+            field="draft",
+        )
+    return head
 
 
 def default_own_draft(target: ModelOptions) -> OwnDraftFile | None:

@@ -18,6 +18,7 @@ from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
 from paceline.models.hub.local_cache import hub_folder
 from tests.cli.test_run import FAST, Invoke
+from tests.engines.tiny_models import write_eagle_head, write_model
 from tests.models.helpers import write_folder
 from tests.models.hub_server import Hub, Repo, running_hub
 from tests.timing import WAIT_S
@@ -228,3 +229,58 @@ def test_a_terminal_sees_how_far_a_download_is(variables: dict[str, str], colour
     assert text.endswith("start again to fetch it anew\r\n")
     assert ("\x1b[38;5;" in text or "\x1b[32m" in text) is coloured
     assert hostile not in text
+
+
+@pytest.fixture
+def with_heads(hub: Hub, tmp_path: Path) -> Hub:
+    """The hub with a model and a head beside it, one without that is of use to it, and a head alone."""
+    model = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes", layers=4).read_bytes()
+    head = write_eagle_head(tmp_path / "head.gguf", 32, draft_ids=range(3, 250)).read_bytes()
+    hub.repos["user/llama"] = Repo({"llama-Q8_0.gguf": model, "eagle3-llama.gguf": head, "mtp-llama.gguf": b"other"})
+    hub.repos["user/head"] = Repo({"eagle3-llama.gguf": head})
+    return hub
+
+
+OF_BYTES = ("run", "-p", "a text", "-c", "64", "-t", "1", "-n", "8", "--json")
+
+
+def test_a_head_beside_a_model_is_fetched_where_it_drafts(invoke: Invoke, with_heads: Hub) -> None:
+    without = invoke(*OF_BYTES, "-hf", "user/llama", "--drafters", "suffix", "--seed", "1")
+    assert json.loads(without.out)["drafters"] == ["suffix"]
+    assert not any("eagle3" in asked.path for asked in with_heads.bodies())
+    fetched = invoke(*OF_BYTES, "-hf", "user/llama", "--draft-max", "2", "--seed", "1")
+    assert fetched.err.splitlines()[0].startswith(
+        "fetching a head of user/llama, which drafts for it (--drafters suffix goes without): "
+    )
+    answer = json.loads(fetched.out)
+    assert (answer["drafters"], answer["text"]) == (["draft"], json.loads(without.out)["text"])
+    assert [asked.path.rpartition("/")[2] for asked in with_heads.bodies()] == ["llama-Q8_0.gguf", "eagle3-llama.gguf"]
+    with_heads.asked.clear()
+    for arguments in (
+        ("-hf", "user/llama", "--offline"),
+        ("-m", "user/llama"),
+        ("-m", "user/llama:Q8_0", "-md", "user/llama/eagle3-llama.gguf"),
+    ):
+        again = invoke(*OF_BYTES, *arguments, "--draft-max", "2", "--seed", "1")
+        assert (again.err, json.loads(again.out)["drafters"]) == ("", ["draft"])
+    assert with_heads.asked == []
+    refused = invoke(*OF_BYTES, "-hf", "user/llama", "-md", "mtp")
+    assert "llama-Q8_0.gguf has no MTP layer that drafts here (-md mtp)" in refused.err
+    assert not any("mtp-" in asked.path for asked in with_heads.bodies())
+
+
+def test_a_draft_of_the_hub_may_be_a_head(invoke: Invoke, with_heads: Hub) -> None:
+    fetched = invoke(*OF_BYTES, "-hf", "user/llama", "-hfd", "user/head", "--draft-max", "2")
+    assert json.loads(fetched.out)["drafters"] == ["draft"]
+    offline = invoke(*OF_BYTES, "-m", "user/llama", "-md", "user/head", "--draft-max", "2")
+    assert json.loads(offline.out)["drafters"] == ["draft"]
+    assert "name their model, and this as its draft (-hfd)" in invoke(*OF_BYTES, "-hf", "user/head").err
+
+
+def test_an_answer_comes_without_a_head_that_cannot_be_had(invoke: Invoke, with_heads: Hub) -> None:
+    with_heads.breaks_after = [1 << 30, 0, 0, 0]
+    fetched = invoke(*OF_BYTES, "-hf", "user/llama")
+    assert fetched.status == 0
+    assert "going on without the head of user/llama: " in fetched.err
+    assert "cannot be reached" in fetched.err
+    assert "draft" not in json.loads(fetched.out)["drafters"]

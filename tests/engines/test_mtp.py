@@ -161,8 +161,20 @@ def test_a_head_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
 
 def test_a_model_without_such_a_layer_holds_no_states(tmp_path: Path) -> None:
     without = write_model(tmp_path / "plain.gguf", "qwen35", tokenizer="bytes")
-    with pytest.raises(InputError, match="no MTP layer that drafts here"):
+    with pytest.raises(InputError, match=r"no MTP layer that drafts here .*, and no mtp-\*\.gguf lies beside it"):
         paceline.load(without, draft="mtp")
+
+
+def test_a_layer_in_a_file_beside_the_model_drafts_where_it_is_named(tmp_path: Path) -> None:
+    without = write_model(tmp_path / "plain-Q8_0.gguf", "qwen35", tokenizer="bytes")
+    for name in ("mtp-plain-F16.gguf", "mtp-plain-Q8_0.gguf"):
+        beside = write_model(tmp_path / name, "qwen35", tokenizer="bytes", mtp=True, only_mtp=True)
+    with paceline.load(without, draft="mtp", policy=FixedPolicy(3)) as model:
+        (drafter,) = model.drafters
+        assert isinstance(drafter, HeadDrafter)
+        assert beside.name in drafter.engine.description
+    with paceline.load(without, policy=FixedPolicy(3)) as model:
+        assert [drafter.name for drafter in model.drafters] == ["suffix"]
 
 
 def test_a_file_with_such_a_layer_drafts_with_it_where_nothing_is_named(path: Path, tmp_path: Path) -> None:

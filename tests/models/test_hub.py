@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
+from paceline.models.hub.fetch import fetch_head, fetch_model
 from paceline.models.hub.local_cache import display_name, hub_folder
 from paceline.models.hub.reference import HubModel
-from paceline.models.registry import named_models, remove, resolve_model
+from paceline.models.registry import find_head_beside, named_models, remove, resolve_model
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.models.hub_server import LARGE_BYTES, Hub, Repo, digest_of, running_hub
 from tests.timing import WAIT_S
@@ -191,6 +193,58 @@ def test_of_a_repository_with_both_kinds_the_gguf_file_is_the_model(hub: Hub, tm
     assert (folder / "model.safetensors").is_file()
     assert names() == ["user/both:Q8_0", "user/both:safetensors"]
     assert resolve_model("user/both:safetensors") == folder
+
+
+HEAD = "mtp-tiny-Q8_0.gguf"
+
+
+def test_a_head_is_fetched_from_beside_its_model(hub: Hub) -> None:
+    hub.repos["user/tiny"].files |= {HEAD: b"a head", "eagle3-tiny.gguf": b"another"}
+    model = HubModel.parse("user/tiny")
+    heard: list[tuple[str, int, int]] = []
+    fetched = fetch_model(model)
+    head = fetch_head(model, fetched, ("mtp-", "eagle3-"), lambda *said: heard.append(said))
+    assert head is not None
+    assert head == fetched.path.with_name(HEAD) == find_head_beside(fetched.path, ("mtp-",))
+    assert head.read_bytes() == b"a head"
+    # Its own bytes are told, and the hub is asked once for both.
+    assert heard[-1] == (HEAD, 6, 6)
+    assert len(hub.looks()) == 1
+    assert [asked.path.rpartition("/")[2] for asked in hub.bodies()] == [QUANT, HEAD]
+    assert fetch_head(model, fetched, ("dflash-",)) is None
+    assert find_head_beside(fetched.path, ("eagle3-",)) is None
+    assert names() == ["user/tiny/mtp-tiny-Q8_0.gguf", "user/tiny:Q8_0"]
+    hub.asked.clear()
+    offline = HubModel.parse("user/tiny", offline=True)
+    assert fetch_head(offline, fetch_model(offline), ("mtp-",)) == head
+    assert fetch_head(offline, fetch_model(offline), ("eagle3-",)) is None
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_head_that_comes_later_leaves_the_model_where_it_is_found(
+    hub: Hub, links: bool, request: pytest.FixtureRequest
+) -> None:
+    if not links:
+        request.getfixturevalue("no_links")
+    model = HubModel.parse("user/tiny")
+    old = fetch_model(model).path
+    repo = hub.repos["user/tiny"]
+    repo.files[HEAD], repo.commit = b"a head", "b" * 40
+    hub.asked.clear()
+    fetched = fetch_model(model)
+    head = fetch_head(model, fetched, ("mtp-",))
+    assert head is not None
+    assert [asked.path.rpartition("/")[2] for asked in hub.bodies()] == [HEAD]
+    # One revision has both now, and a draft that may be a head is the model there.
+    assert head.with_name(QUANT).read_bytes() == old.read_bytes() == DRAFT
+    draft = replace(model, heads=("mtp-",), offline=True)
+    assert fetch_model(draft).path.name == QUANT
+    assert find_head_beside(old, ("mtp-",)) == head
+    repo.files[HEAD], repo.commit = b"a better head", "c" * 40
+    head = fetch_head(model, fetch_model(model), ("mtp-",))
+    assert head is not None
+    assert head.read_bytes() == b"a better head"
 
 
 def test_a_newer_revision_is_fetched_and_is_the_one_that_counts(hub: Hub) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
 
 from paceline.core.errors import InputError, ModelFileError
-from paceline.models.hub.choice import choose_files, parse_quant
+from paceline.models.hub.choice import choose_files, choose_head, parse_quant
 from paceline.models.hub.reference import HubModel
 
 
@@ -145,3 +146,41 @@ def test_what_contradicts_itself_is_refused_and_tokens_are_not_shown() -> None:
 def test_quants_are_read_from_names() -> None:
     names = {"a/m-Q4_K_M.gguf": "Q4_K_M", "m.q8_0.gguf": "Q8_0", "m-f16-00001-of-00002.gguf": "F16", "model.gguf": ""}
     assert {name: parse_quant(name) for name in names} == names
+
+
+KINDS = ("mtp-", "eagle3-")
+
+
+@pytest.mark.parametrize(
+    ("model", "paths", "quant", "head"),
+    [
+        ("m-Q8_0.gguf", ("m-Q8_0.gguf", "m-MTP-Q8_0.gguf", "mmproj-m.gguf", "dflash-m.gguf", "a.txt"), "", None),
+        ("m-Q8_0.gguf", ("eagle3-m-Q8_0.gguf", "mtp-m-F16.gguf", "mtp-m.txt"), "", "mtp-m-F16.gguf"),
+        # The quant that was asked for, else as many bits as those of the model, or of that quant.
+        ("m-Q4_K_M.gguf", ("mtp-m-F16.gguf", "mtp-m-Q4_0.gguf", "mtp-m-Q8_0.gguf"), "", "mtp-m-Q4_0.gguf"),
+        ("m-Q4_K_M.gguf", ("mtp-m-Q4_0.gguf", "mtp-m-Q4_K_M.gguf"), "q4_k_m", "mtp-m-Q4_K_M.gguf"),
+        ("m-UD-Q8_K.gguf", ("mtp-m-F16.gguf", "mtp-m-Q8_0.gguf"), "Q8_K", "mtp-m-Q8_0.gguf"),
+        ("m-Q8_0.gguf", ("mtp-m-Q4_0.gguf", "mtp-m-Q8_0-00001-of-00002.gguf"), "", "mtp-m-Q4_0.gguf"),
+        # In the model's folder or above it, the nearer the better.
+        ("a/b/m-Q8_0.gguf", ("mtp-m-Q8_0.gguf", "a/mtp-m-Q4_0.gguf", "c/mtp-m-Q8_0.gguf"), "", "a/mtp-m-Q4_0.gguf"),
+        ("a/m-Q8_0.gguf", ("b/mtp-m-Q8_0.gguf", "a/b/mtp-m-Q8_0.gguf"), "", None),
+    ],
+)
+def test_a_head_is_chosen_beside_a_model(model: str, paths: tuple[str, ...], quant: str, head: str | None) -> None:
+    assert choose_head(model, reversed(paths), KINDS, quant) == head
+
+
+def test_a_draft_may_be_a_head_where_there_is_no_model() -> None:
+    heads = ("README.md", "dflash-m-Q8_0.gguf", "eagle3-m-Q4_0.gguf", "eagle3-m-Q8_0.gguf")
+
+    def drafts(reference: str, paths: Sequence[str]) -> tuple[str, ...]:
+        return choose_files(dataclasses.replace(HubModel.parse(reference), heads=KINDS), paths).paths
+
+    assert drafts("u/m", heads) == ("eagle3-m-Q8_0.gguf",)
+    assert drafts("u/m:q4_0", heads) == ("eagle3-m-Q4_0.gguf",)
+    assert drafts("u/m:q4_0", (*heads, "m-Q4_0.gguf")) == ("m-Q4_0.gguf",)
+    assert drafts("u/m:safetensors", (*heads, "config.json", "model.safetensors"))[-1] == "model.safetensors"
+    with pytest.raises(InputError, match=r"no model but heads .*, dflash-m-Q8_0\.gguf: none drafts here"):
+        drafts("u/m", heads[:2])
+    with pytest.raises(InputError, match=r"heads .*: name their model, and this as its draft \(`draft_repo`"):
+        chosen("u/m", heads)

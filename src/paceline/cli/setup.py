@@ -118,7 +118,7 @@ class Setup:
 
         A target whose layers will be read while they are used gets a draft of its own, where none was named.
         """
-        target, draft = locate_pair(self.models, self.draft)
+        target, draft = locate_pair(self.models, self.draft, may_draft=self.may_draft)
         if draft is not None or not self.may_draft:
             return FoundModels(target, draft)
         if (own := default_own_draft(target)) is None:

@@ -67,6 +67,15 @@ def is_head(options: ModelOptions) -> bool:
     return is_head_file(read_gguf_header(path)) if path.is_file() else head_kind(path) is not None
 
 
+def head_names(target: ModelOptions | None = None) -> tuple[str, ...]:
+    """Return parts of the names of heads' files that draft for a target, or for any, the best kind first."""
+    if target is not None and (target.engine or engine_for(Path(target.path))) != "llama_cpp":
+        return ()
+    from paceline.engines.llama_cpp.states import head_names
+
+    return head_names(None if target is None else Path(target.path))
+
+
 def states_read(target: ModelOptions, head: Path | None) -> tuple[int, ...]:
     """Return the states of a target that a head reads, as ``ModelOptions.hold_states``; ``None`` is the target's own.
 

@@ -295,7 +295,8 @@ class DraftOptions:
     Attributes:
         path: a GGUF file, a Hugging Face folder, or a name of `paceline models`; ``None`` where none is named. The text
             ``"self"``, or ``"self:Q4_0"``, is the target quantised smaller (:mod:`paceline.conversion.own_draft`), and
-            ``"mtp"`` the MTP layer in its own file, which it gets where none is named.
+            ``"mtp"`` the MTP layer in its own file, which it gets where none is named, or in an ``mtp-*.gguf`` beside
+            it.
         context_length: tokens it sees; 0 is all that it was made for. ``None`` is the target's, twice that where its
             drafts are translated, and no more than it was made for.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
@@ -318,7 +319,7 @@ class DraftOptions:
         _MODELS(
             "-md --model-draft --spec-draft-model",
             "Draft model with mostly the same tokens; self is the target, quantised smaller, mtp the MTP layer in its "
-            "file. [dim]\\[mtp where there is one][/dim]",
+            "file, or in mtp-*.gguf beside it. [dim]\\[mtp where there is one][/dim]",
             metavar="MODEL",
         ),
     )

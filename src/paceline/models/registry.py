@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard
@@ -21,7 +22,8 @@ from paceline.core.did_you_mean import nearest
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.gguf_model import is_later_part, model_name, part_paths
-from paceline.models.hub.local_cache import find_cached, list_cached
+from paceline.models.hub.choice import HEADS, choose_head
+from paceline.models.hub.local_cache import find_cached, find_cached_head, find_snapshot, list_cached
 from paceline.models.hub.reference import HubModel
 
 _NEAR: Final = 0.6
@@ -36,7 +38,11 @@ CACHE_VARIABLE = "PACELINE_CACHE"
 OWN_DRAFT: Final = "self"
 """Name of a target's own draft where a draft model is named. A file of that name is ``./self``."""
 MTP_DRAFT: Final = "mtp"
-"""Name of the MTP layer in a target's own file where a draft model is named. A file of that name is ``./mtp``."""
+"""Name of a target's MTP layer, in its own file or beside it, where a draft model is named. A file of that name is
+``./mtp``.
+"""
+MTP_FILES: Final = "mtp-"
+"""Part of the names of files with an MTP layer alone."""
 
 
 def models_folder() -> Path:
@@ -149,6 +155,20 @@ def resolve_model(model: str | Path) -> Path:
     raise ModelFileError(f"{what}: {way_out} paceline models lists the names that there are")
 
 
+def find_head_beside(model: Path, kinds: Sequence[str]) -> Path | None:
+    """Return the head in a model's folder, or of a model of the hub's cache in its repository, by their names.
+
+    ``kinds`` are parts of names, the best kind first. What is chosen is said at :func:`choose_head`.
+    """
+    try:
+        if find_snapshot(model) is not None:
+            return find_cached_head(model, kinds)
+        found = choose_head(model.name, [path.name for path in model.parent.iterdir()], kinds)
+    except OSError as error:
+        raise ModelFileError(f"{model.parent} cannot be read: {error.strerror or error}") from None
+    return None if found is None else model.with_name(found)
+
+
 def _suggest_path(path: Path) -> str | None:
     """Return the path of the model in a file's folder whose name is nearest to the file's, if one is near."""
     with contextlib.suppress(OSError):
@@ -164,7 +184,7 @@ def _suggest_path(path: Path) -> str | None:
 
 def _find_hub_model(name: str) -> HubModel | None:
     with contextlib.suppress(InputError):
-        return HubModel.parse(name)
+        return dataclasses.replace(HubModel.parse(name), heads=HEADS)
     return None
 
 

@@ -17,6 +17,7 @@ from paceline.engines.options import OUTPUT_STATE
 from paceline.models.description import describe
 from paceline.models.gguf_checks import is_mtp_file
 from paceline.models.gguf_header import GgufHeader, Value, read_gguf_header
+from paceline.models.registry import MTP_FILES
 
 HeadKind: TypeAlias = Literal["mtp", "eagle3", "gemma4-assistant"]
 
@@ -28,6 +29,12 @@ _WITH_OUTPUT_STATES: Final = MTP_ARCHITECTURES | {_OF_ASSISTANTS}
 """Architectures of which the states that the output layer reads were tried."""
 _WITH_LAYER_INPUTS: Final = frozenset(("llama", "qwen3", "qwen3moe"))
 """Architectures of which the inputs of layers were tried, but of the output layer, which these do not give."""
+
+_NAMES: Final = {MTP_FILES: _WITH_OUTPUT_STATES, "eagle3-": _WITH_LAYER_INPUTS}
+"""Parts of names of files of heads that can be run here, the best kind first, and what they draft for.
+
+Assistants of Gemma 4 are called ``mtp-``, too.
+"""
 
 _Shape: TypeAlias = tuple[bool, int, int, int]
 
@@ -73,6 +80,14 @@ def check_states(path: Path, layers: Sequence[int]) -> None:
                 f"{path} has layers 0 to {(about.layers or 0) - 1}, and its head reads what layer {layer} does: give "
                 "the head that was made for this model"
             )
+
+
+def head_names(target: Path | None = None) -> tuple[str, ...]:
+    """Return parts of the names of heads that draft for a target, or for any, the best kind first."""
+    architecture = None if target is None else describe(target).architecture
+    return tuple(
+        name for name, known in _NAMES.items() if native.GIVES_STATES and (not target or architecture in known)
+    )
 
 
 def own_head(path: Path) -> HeadFile | None:

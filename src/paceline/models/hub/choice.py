@@ -22,11 +22,13 @@ from paceline.models.weight_files import INDEX, SINGLE
 
 _USUAL_QUANTS: Final = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, the first that is there."""
-_BESIDE_MODELS: Final = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")
-"""Parts of names of GGUF files that belong to a model and are none, in lower case, as llama.cpp has them.
+HEADS: Final = ("mtp-", "eagle3-", "dflash-", "dspark-")
+"""Parts of names of GGUF files with heads, which draft for a model, in lower case, as llama.cpp has them.
 
 ``-MTP-`` is in names of models that have such a head.
 """
+_BESIDE_MODELS: Final = re.compile("|".join(("mmproj", "imatrix", *HEADS)))
+"""Parts of names of GGUF files that belong to a model and are none, in lower case."""
 _MAYBE_ADAPTERS: Final = re.compile(r"(?:^|[-_.])(?:lora|adapter)(?:[-_.]|$)", re.IGNORECASE)
 """Parts of names of adapters, and of models that one was merged into."""
 
@@ -52,9 +54,12 @@ class ChosenFiles:
 def choose_files(reference: HubModel, paths: Iterable[str]) -> ChosenFiles:
     """Return the files of a repository that are the model asked for."""
     there_are = sorted(paths)
-    models = gguf_models(there_are)
+    models = _find_models(reference, there_are)
     if reference.file is not None:
         return _add_parts(reference, _find_named_file(reference, there_are), there_are)
+    if not models and "config.json" not in there_are and (heads := gguf_heads(there_are)):
+        way_out = "none drafts here" if reference.heads else "name their model, and this as its draft (`draft_repo`)"
+        raise InputError(f"{reference.repo} has no model but heads that draft for one, {_list_names(heads)}: {way_out}")
     if reference.quant.lower() == SAFETENSORS or not (models or reference.quant):
         return ChosenFiles(_folder_files(reference, there_are), True)
     found = _match_quant(reference, models)
@@ -71,7 +76,30 @@ def choose_files(reference: HubModel, paths: Iterable[str]) -> ChosenFiles:
 def is_ambiguous(reference: HubModel, paths: Iterable[str]) -> bool:
     """Return whether several files of a repository match what is asked for."""
     named_otherwise = reference.file is not None or reference.quant.lower() == SAFETENSORS
-    return not named_otherwise and len(_match_quant(reference, gguf_models(paths))) > 1
+    return not named_otherwise and len(_match_quant(reference, _find_models(reference, paths))) > 1
+
+
+def choose_head(model: str, paths: Iterable[str], kinds: Sequence[str], quant: str = "") -> str | None:
+    """Return the head that lies beside a model, of the first kind of which there is any; ``None`` if there is none.
+
+    The choice is llama.cpp's (``find_best_sibling``): a file in the model's folder or above it, the nearer the better,
+    then one of the quant that was asked for, then that of the most similar number of bits.
+
+    Args:
+        model: its path among these.
+        paths: of a repository's files.
+        kinds: parts of names, such as ``mtp-``, the best kind first.
+        quant: that was asked for; empty for none.
+    """
+    folder = PurePosixPath(model).parent
+    there_are = [path for path in sorted(paths) if PurePosixPath(path).parent in (folder, *folder.parents)]
+    bits = _count_bits(quant or parse_quant(model))
+
+    def distance(path: str) -> tuple[int, bool, int]:
+        is_other = not quant or f"-{quant}.".upper() not in path.upper()
+        return -len(PurePosixPath(path).parts), is_other, abs(_count_bits(parse_quant(path)) - bits)
+
+    return min(_find_heads(there_are, kinds), key=distance, default=None)
 
 
 def gguf_models(paths: Iterable[str]) -> list[str]:
@@ -82,6 +110,17 @@ def gguf_models(paths: Iterable[str]) -> list[str]:
         if path.lower().endswith(".gguf")
         and not _BESIDE_MODELS.search(PurePosixPath(path).stem)
         and model_parts(path)[0] == path
+    ]
+
+
+def gguf_heads(paths: Iterable[str], kinds: Sequence[str] = HEADS) -> list[str]:
+    """Return the GGUF files that are heads of these kinds, parts of names."""
+    return [
+        path
+        for path in paths
+        if path.lower().endswith(".gguf")
+        and any(kind in PurePosixPath(path).stem for kind in kinds)
+        and model_parts(path) == (path,)
     ]
 
 
@@ -96,6 +135,22 @@ def parse_quant(path: str) -> str:
     stem = PurePosixPath(path).stem
     found = _TAG.search(re.sub(r"-\d{5}-of-\d{5}$", "", stem))
     return "" if found is None else found["tag"].upper()
+
+
+def _find_models(reference: HubModel, paths: Iterable[str]) -> list[str]:
+    """Return the models of a repository, or where it has none the heads that are as good."""
+    there_are = list(paths)
+    return gguf_models(there_are) or _find_heads(there_are, reference.heads)
+
+
+def _find_heads(paths: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Return the heads of the first kind of which there are any."""
+    return next(filter(None, (gguf_heads(paths, (kind,)) for kind in kinds)), [])
+
+
+def _count_bits(quant: str) -> int:
+    found = re.search(r"\d+", quant)
+    return 0 if found is None else int(found[0])
 
 
 def _match_quant(reference: HubModel, models: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from paceline import __version__
 from paceline.atomic_output import atomic_file
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
-from paceline.models.hub.choice import ChosenFiles, choose_files
+from paceline.models.hub.choice import ChosenFiles, choose_files, choose_head, model_parts
 from paceline.models.hub.local_cache import (
     find_cached,
+    find_cached_head,
+    find_snapshot,
     find_snapshots,
     has_same_content,
     hub_folder,
@@ -80,14 +82,63 @@ def from_hub(
         model = HubModel.parse(model, file=file, token=token, offline=offline)
     elif (file, token, offline) != (None, None, False):
         raise InputError(f"file, token and offline are for models given as text: {model} has its own")
+    return fetch_model(model, report).path
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """A model of the hub on this machine.
+
+    Attributes:
+        listing: what its repository has; ``None`` where the hub was not asked.
+    """
+
+    path: Path
+    listing: _Listing | None
+
+
+def fetch_model(model: HubModel, report: FetchReport | None = None) -> FetchedModel:
+    """Return where a model lies on this machine. Raises as :func:`from_hub` does."""
     if model.offline or is_offline():
-        return _find_cached(model)
+        return FetchedModel(_find_cached(model), None)
     try:
         cached = find_cached(model)
     except InputError:
         cached = None  # the hub may have what the cache does not tell
     with _log_errors_only():
-        return _fetch(model, cached, report or (lambda name, done, total: None))
+        listing = _look(model, cached)
+        if listing is None:
+            assert cached is not None
+            return FetchedModel(cached, None)
+        chosen = choose_files(model, listing.files)
+        return FetchedModel(_fetch(model, listing, chosen, report, has_older=cached is not None), listing)
+
+
+def fetch_head(
+    model: HubModel, fetched: FetchedModel, kinds: Sequence[str], report: FetchReport | None = None
+) -> Path | None:
+    """Return where the head lies on this machine that is beside a model at the hub; ``None`` if there is none.
+
+    What is chosen is said at :func:`choose_head`. Raises as :func:`from_hub` does.
+    """
+    if fetched.listing is None:
+        return find_cached_head(fetched.path, kinds, model.quant)
+    snapshot = find_snapshot(fetched.path)
+    assert snapshot is not None
+    name = fetched.path.relative_to(snapshot).as_posix()
+    head = choose_head(name, fetched.listing.files, kinds, model.quant)
+    if head is None:
+        return None
+    # A revision that had the head alone would seem to be without the model.
+    parts = model_parts(name)
+    own_bytes = sum(fetched.listing.files[part].num_bytes for part in parts)
+
+    def heard(what: str, num_bytes: int, total: int) -> None:
+        if report is not None:
+            report(what, num_bytes - own_bytes, total - own_bytes)
+
+    with _log_errors_only():
+        return _fetch(model, fetched.listing, ChosenFiles((head, *parts), False), heard, has_older=False)
 
 
 def _find_cached(reference: HubModel) -> Path:
@@ -107,12 +158,13 @@ class _Listing:
     files: dict[str, RemoteFile]
 
 
-def _fetch(reference: HubModel, cached: Path | None, report: FetchReport) -> Path:
+def _look(reference: HubModel, cached: Path | None) -> _Listing | None:
+    """Return what a repository has; ``None`` where the hub cannot be asked and the cache has the model."""
     address = endpoint()
     from paceline.models.hub.errors import ERRORS, explain_error
 
     try:
-        listing = _list_repo(reference, address, _FIRST_LOOK_S if cached is None else _LOOK_S)
+        return _list_repo(reference, address, _FIRST_LOOK_S if cached is None else _LOOK_S)
     except ERRORS as error:
         fault = explain_error(error, reference)
         if cached is None:
@@ -120,10 +172,17 @@ def _fetch(reference: HubModel, cached: Path | None, report: FetchReport) -> Pat
         warnings.warn(
             f"{fault.why}: {reference} is used as it lies in the cache, without a look for a newer one",
             ModelWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-        return cached
-    chosen = choose_files(reference, listing.files)
+        return None
+
+
+def _fetch(
+    reference: HubModel, listing: _Listing, chosen: ChosenFiles, report: FetchReport | None, *, has_older: bool
+) -> Path:
+    """Return where the chosen files lie on this machine, fetching what is not there."""
+    from paceline.models.hub.errors import ERRORS, explain_error
+
     for number, snapshot in enumerate(find_snapshots(reference.repo)):
         if _is_there(snapshot, chosen, listing):
             if number:
@@ -134,14 +193,14 @@ def _fetch(reference: HubModel, cached: Path | None, report: FetchReport) -> Pat
     files = [listing.files[path] for path in chosen.paths]
     snapshot = repo_folder(reference.repo) / "snapshots" / listing.commit
     try:
-        _fetch_blobs(reference, files, snapshot, report)
+        _fetch_blobs(reference, files, snapshot, report or (lambda name, done, total: None))
         _name_blobs(snapshot, files)
         return _path(snapshot, chosen)
     except InputError:
         raise
     except ERRORS as error:
         fault = explain_error(error, reference)
-        if cached is not None:
+        if has_older:
             fault = replace(fault, way_out=f"{fault.way_out}; the older one in the cache is used with `offline=True`")
         raise fault.error() from None
 

@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.files import read_json
-from paceline.models.hub.choice import ChosenFiles, choose_files, gguf_models, is_ambiguous, model_parts, parse_quant
+from paceline.models.hub.choice import (
+    ChosenFiles,
+    choose_files,
+    choose_head,
+    gguf_heads,
+    gguf_models,
+    is_ambiguous,
+    model_parts,
+    parse_quant,
+)
 from paceline.models.hub.reference import SAFETENSORS, HubModel
 from paceline.models.weight_files import weight_files
 
@@ -34,7 +43,7 @@ _WRITES_TEXT: Final = ("CausalLM", "LMHead", "ConditionalGeneration")
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A whole model in the hub's cache.
+    """A whole model in the hub's cache, or a head.
 
     Attributes:
         name: ``user/repo:QUANT``, ``user/repo/FILE`` where its quant is not its own, or ``user/repo`` of a folder.
@@ -80,6 +89,26 @@ def find_cached(reference: HubModel) -> Path | None:
             return snapshot / chosen.paths[0]
         if _is_whole_folder(snapshot):
             return snapshot
+    return None
+
+
+def find_snapshot(path: Path) -> Path | None:
+    """Return the cached revision that a path lies in; ``None`` for one of elsewhere."""
+    for each in path.parents:
+        if each.parent.name == "snapshots" and each.parent.parent.name.startswith(_PREFIX):
+            return each
+    return None
+
+
+def find_cached_head(model: Path, kinds: Sequence[str], quant: str = "") -> Path | None:
+    """Return the head that the cache has beside a model in it, as :func:`choose_head` does."""
+    snapshot = find_snapshot(model)
+    if snapshot is None:
+        return None
+    name = model.relative_to(snapshot).as_posix()
+    for each in (snapshot, *_list_snapshots(snapshot.parent.parent)):
+        if (found := choose_head(name, _list_whole_files(each), kinds, quant)) is not None:
+            return each / found
     return None
 
 
@@ -146,6 +175,8 @@ def _list_models(repo: str, snapshot: Path) -> Iterator[CachedModel]:
         quant = parse_quant(path)
         by_quant = bool(quant) and _matches(HubModel(repo, quant), path, paths)
         yield CachedModel(f"{repo}:{quant}" if by_quant else f"{repo}/{path}", snapshot / path)
+    for path in gguf_heads(paths):
+        yield CachedModel(f"{repo}/{path}", snapshot / path)
     if "config.json" in paths and _is_whole_folder(snapshot):
         yield CachedModel(f"{repo}:{SAFETENSORS}" if models else repo, snapshot)
 

@@ -36,6 +36,7 @@ class HubModel:
         file: a GGUF file of the repository instead of a quant, by its path in there.
         token: of the hub; ``None`` for the one that this machine knows.
         offline: take what the cache has, and ask nobody.
+        heads: parts of names of heads, the best kind first, one of which is as good where there is no model.
     """
 
     repo: str
@@ -43,6 +44,7 @@ class HubModel:
     file: str | None = None
     token: str | None = field(default=None, repr=False)
     offline: bool = False
+    heads: tuple[str, ...] = ()
 
     @classmethod
     def parse(
