@@ -95,6 +95,8 @@ def test_the_text_goes_to_a_pipe_alone_and_the_report_to_stderr(invoke: Invoke) 
     for words in ("encoded ", "decoded ", "acceptance rate alpha", "acceptance length tau", "verify", "p50", "p99"):
         assert words in speculative.err
     assert "n_drafted" not in plain.err
+    assert "\ndraft                   = draft" in speculative.err
+    assert "\ndraft  " not in plain.err
 
 
 def test_the_report_adds_up(invoke: Invoke) -> None:

@@ -92,6 +92,8 @@ FORMS: dict[str, dict[str, Any]] = {
         "norm_output": True,
         "model_type": "qwen3",
         "head_dim": 16,
+        "layer_types": ["sliding_attention"],
+        "sliding_window": WINDOW,
         "attention_bias": True,
     },
 }
@@ -184,7 +186,10 @@ def write_head(
     }
 
 
-_OF_LAYERS = ("model_type", "hidden_act", "rms_norm_eps", "head_dim", "attention_bias")
+_OF_LAYERS = (
+    *("model_type", "hidden_act", "rms_norm_eps", "head_dim", "attention_bias"),
+    *("layer_types", "sliding_window"),
+)
 
 
 def forward(
@@ -235,7 +240,9 @@ def forward(
         keys = turn(heads("k", 2)).repeat_interleave(2, 1)
         said = heads("v", 2).repeat_interleave(2, 1)
         scores = torch.einsum("ihd,jhd->hij", turn(heads("q", 4)), keys) / size**0.5
-        scores = scores.masked_fill(torch.ones(rows, rows).triu(1).bool(), -np.inf).softmax(-1)
+        back = torch.arange(rows)[:, None] - torch.arange(rows)
+        hidden_away = (back < 0) | (back >= config.get("sliding_window", rows))
+        scores = scores.masked_fill(hidden_away, -np.inf).softmax(-1)
         return times(torch.einsum("hij,jhd->ihd", scores, said).reshape(rows, -1), f"{layer}.self_attn.o_proj")
 
     def feed(values: Any, layer: str) -> Any:
@@ -465,6 +472,9 @@ def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, "5"]}, "layers have whole numbers"),
         ("speculators", {"speculators_model_type": "peagle"}, "a head of the kind peagle, and EAGLE-3 can be run here"),
         ("SafeAILab", {"architectures": ["DFlashDraftModel"]}, "a head of the kind dflash"),
+        ("SafeAILab", {"architectures": None, "draft_vocab_size": None}, "a head of the kind eagle, and EAGLE-3"),
+        ("SafeAILab", {"medusa_num_heads": 5}, "a head of the kind medusa"),
+        ("SafeAILab", {"model_type": "gemma4_assistant", "draft_vocab_size": None}, "a head of the kind assistant"),
         ("NVIDIA", {"eagle_config": {"parallel_draft_step": 3}}, r"another form \(parallel_draft_step is 3, and"),
     ],
 )
@@ -473,6 +483,7 @@ def test_a_head_that_does_not_fit_is_refused_by_what_it_says(
 ) -> None:
     write_head(tmp_path / "head", "SafeAILab")
     config = {**json.loads((tmp_path / "head" / "config.json").read_text()), **FORMS[form], **said}
+    config = {name: value for name, value in config.items() if value is not None}
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
     with pytest.raises((CapabilityError, ModelFileError), match=why):
         paceline.load(folder, draft=tmp_path / "head", context_length=128)
@@ -529,6 +540,23 @@ def test_a_target_has_the_states_that_its_head_reads(model: Any, tmp_path: Path)
         TorchHead(start(model, hold_states=(1, 4, 5)), tmp_path / "head")
     with pytest.raises(CapabilityError, match="has layers 0 to 7, and its head reads what layer 9 does"):
         start(model, hold_states=(9,))
+
+
+def test_a_row_without_a_state_is_refused_and_changes_nothing(model: Any, tmp_path: Path) -> None:
+    write_head(tmp_path / "head", "SafeAILab")
+    head = TorchHead(start(model, hold_states=READS["SafeAILab"]), tmp_path / "head")
+    sequence, states = head.open(), np.ones((1, 3 * WIDTH), np.float32)
+    before = head.forward([Step(sequence, [5], [COMMITTED_END], [0], states)]).logits(0, 0).copy()
+    head.commit(sequence, [0])
+    for step in (
+        Step(sequence, [6, 7], [COMMITTED_END, 0], []),
+        Step(sequence, [6], [COMMITTED_END], [], states[:, 1:]),
+    ):
+        with pytest.raises(ValueError, match=r"no state to be read with|not \(1, 192\)"):
+            head.forward([step])
+    head.trim(sequence, 0)
+    after = head.forward([Step(sequence, [5], [COMMITTED_END], [0], states)]).logits(0, 0)
+    np.testing.assert_array_equal(after, before)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,6 +14,7 @@ from paceline.comparison import Comparison
 from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams
 from paceline.core.stats import OFF_REASONS, RequestStats, percentile
+from paceline.drafters.following import FollowingDrafter
 from paceline.drafters.translated import Case, TranslatedDrafter
 from paceline.planning.report import PlannerReport
 from paceline.streams import Generation
@@ -77,6 +78,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
         f"ended by                = {generation.finish_reason}; seed {generation.seed}",
         *_default_lines(model, generation),
         f"target                  = {model.target.description}",
+        *(f"draft                   = {each.engine.description}" for each in _find_draft_models(model)),
     ]
     console.print("\n".join(lines), markup=False)
 
@@ -217,6 +219,10 @@ def _default_lines(model: Model, generation: Generation) -> list[str]:
         if (value := generation.model_defaults.get(field.name)) is not None
     ]
     return [f"defaults of the model   = {', '.join(applied)}  ({model.defaults.source})"] if applied else []
+
+
+def _find_draft_models(model: Model) -> list[FollowingDrafter[Any]]:
+    return [drafter for drafter in model.drafters if isinstance(drafter, FollowingDrafter)]
 
 
 def _find_translated(model: Model) -> TranslatedDrafter | None:

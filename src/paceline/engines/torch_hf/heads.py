@@ -80,7 +80,6 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         file: the head.
         config: of its layers.
         with_head_norms: queries and keys are normed, as in Qwen 3.
-        num_states: states of the target that are fused to one.
         draft_ids: ``[draft vocab]`` tokens of the target that it knows; ``None`` for all, in order.
         vocab_size: the target's.
     """
@@ -263,14 +262,14 @@ def _draft_ids(folder: Path, weights: dict[str, torch.Tensor], vocab_size: int, 
 
 def _check_weights(folder: Path, weights: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
     missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
-    if missing:
-        raise ModelFileError(
-            f"{folder} lacks {len(missing)} weights of an EAGLE-3 head, such as {missing[0]}; fetch it again"
-        )
     if unknown:
         raise CapabilityError(
             f"{folder} is a head of another form: an EAGLE-3 head with its settings has no {unknown[0]}; name another "
             "draft model"
+        )
+    if missing:
+        raise ModelFileError(
+            f"{folder} lacks {len(missing)} weights of an EAGLE-3 head, such as {missing[0]}; fetch it again"
         )
     for name, tensor in wanted.items():
         if weights[name].shape != tensor.shape:
