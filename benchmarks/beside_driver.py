@@ -29,15 +29,17 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
-from paceline.drafters.base import Commit, Drafter
+from paceline.drafters.base import Drafter
 from paceline.drafters.head import HeadDrafter
-from paceline.engines.base import Engine
+from paceline.drafters.registry import build_drafters
+from paceline.engines.base import Engine, lender
 from paceline.engines.loading import open_engine, open_head, states_read
 from paceline.engines.options import OUTPUT_STATE, CacheType, ModelOptions
 from paceline.machine import machine
 from paceline.models.description import describe
 from paceline.models.registry import MTP_DRAFT, resolve_model
 from paceline.pairs.samples import PROMPT_TOKENS, heldout_samples
+from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 
@@ -84,28 +86,34 @@ class Answer:
     rounds: dict[int, Round]
 
 
-class _RecordedHead(HeadDrafter):
-    """A head whose rounds are noted.
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """An observer that notes the rounds of a request."""
 
-    An MTP layer reads the first token, too, with a state of zeros, as the driver has it do. Layers are trained without.
+    answer: Answer
+    end_ids: Collection[int]
+
+    def observe(self, record: RoundRecord) -> None:
+        for request, tree, path, emitted in zip(
+            record.requests, record.trees, record.paths, record.emitted, strict=True
+        ):
+            drafted = _until(tree.token_ids[1:], self.end_ids)
+            self.answer.rounds[request.num_output - emitted] = Round(drafted, len(path))
+
+
+class DriversMtp(HeadDrafter):
+    """An MTP layer that reads the first token, too, with a state of zeros, as the driver has it do.
+
+    Layers are trained without.
     """
-
-    rounds: dict[int, Round]
-    is_mtp = False
-
-    def observe(self, request: Request, commit: Commit) -> None:
-        start = request.num_output - len(commit.token_ids)
-        self.rounds[start] = Round(_until(commit.tree.token_ids[1:], self.end_ids), len(commit.path))
-        super().observe(request, commit)
 
     def _follow(self, request: Request) -> Any:
         follower = super()._follow(request)
-        if self.is_mtp:
-            follower.start = 0
+        follower.start = 0
         return follower
 
     def _first_readable(self, follower: Any) -> int:
-        return 0 if self.is_mtp else super()._first_readable(follower)
+        return 0
 
     def _states(self, follower: Any, start: int, stop: int) -> FloatArray:
         if start:
@@ -126,9 +134,8 @@ def beside_driver(
     """Compare a head's drafts with those of llama.cpp's own driver, round by round."""
     path, file = resolve_model(model), None if head == MTP_DRAFT else Path(head)
     layers = states_read(ModelOptions(path), file)
-    is_mtp = layers == (OUTPUT_STATE,)
     command = [str(program.absolute()), "-m", str(path), "--spec-draft-n-max", str(depth), "--temp", "0", "-t", "1"]
-    command += ["--spec-type", "draft-mtp" if is_mtp else "draft-eagle3", "-lv", "5"]
+    command += ["--spec-type", "draft-mtp" if layers == (OUTPUT_STATE,) else "draft-eagle3", "-lv", "5"]
     context = min(_CONTEXT, describe(path).context_length or _CONTEXT)
     command += ["-c", str(context), "-n", str(tokens), "-fa", "off", "-ctk", cache, "-ctv", cache]
     command += ["-ctkd", cache, "-ctvd", cache, *([] if file is None else ["-md", str(file)])]
@@ -145,13 +152,12 @@ def beside_driver(
     target = open_engine(options)
     figures = []
     try:
-        drafter = _RecordedHead(open_head(target, options, file), target=target.vocabulary)
-        drafter.is_mtp = is_mtp
+        drafter = driver_like(target, options, file)
         try:
             for name, text, prompt_ids in track(_prompts(target, prompts), "in turn", total=prompts, transient=True):
-                theirs = _ask_driver([*command, "-p", text], prompt_ids[-1], target.vocabulary.end_ids)
+                theirs = ask_driver([*command, "-p", text], prompt_ids[-1], target.vocabulary.end_ids)
                 # The driver drafts before it has read the prompt's last token, which is the answer's first of ours.
-                ours = _decode(target, [drafter], prompt_ids[:-1], tokens + depth, depth)
+                ours = decode(target, [drafter], prompt_ids[:-1], tokens + depth, depth)
                 figures.append({"prompt": name, **compare(ours, theirs, tokens - depth)})
         finally:
             drafter.close()
@@ -170,14 +176,22 @@ def beside_driver(
         raise CapabilityError("hardly a round was compared: give another model, or more tokens (-n)")
 
 
+def driver_like(target: Engine, options: ModelOptions, file: Path | None) -> Drafter:
+    """Return the head in a file, or the target's own, to be used as the driver does."""
+    head = open_head(target, options, file)
+    if options.hold_states == (OUTPUT_STATE,) and lender(head) is None:
+        return DriversMtp(head, target=target.vocabulary)
+    return build_drafters(["draft"], target=target, draft=head)[0]
+
+
 def compare(ours: Answer, theirs: Answer, end: int) -> dict[str, Any]:
     """Return what the rounds that begin before ``end`` drafted, how many are equal, and which are not.
 
-    Texts may part at near-ties of the target. In the round that ends a text nothing is noted.
+    Texts may part at near-ties of the target. In the round that ends a text the driver goes on behind its end.
     """
     pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
     same = next((number for number, (one, other) in enumerate(pairs) if one != other), end)
-    end = min(end, same, max(ours.rounds, default=0) + 1)
+    end = min(end, same, max(ours.rounds, default=0))
     starts = sorted(start for start in ours.rounds.keys() & theirs.rounds.keys() if start < end)
     apart, ties = [], 0
     for start in starts:
@@ -206,7 +220,7 @@ def _prompts(target: Engine, count: int) -> Iterator[tuple[str, str, list[int]]]
     for sample in heldout_samples():
         token_ids = vocabulary.tokenize(sample.text[:4096])[:PROMPT_TOKENS]
         for length in range(len(token_ids), _LEAST_PROMPT, -1):
-            prompt_ids = [*token_ids[:length], *_decode(target, [], token_ids[:length], 1, 0).token_ids]
+            prompt_ids = [*token_ids[:length], *decode(target, [], token_ids[:length], 1, 0).token_ids]
             try:
                 text = b"".join(map(vocabulary.token_bytes, prompt_ids)).decode()
             except UnicodeDecodeError:
@@ -220,12 +234,14 @@ def _prompts(target: Engine, count: int) -> Iterator[tuple[str, str, list[int]]]
             return
 
 
-def _decode(target: Engine, drafters: Sequence[Drafter], prompt_ids: Sequence[int], tokens: int, depth: int) -> Answer:
-    loop = DecodingLoop(target, drafters, FixedPolicy(depth) if drafters else NO_SPECULATION)
+def decode(target: Engine, drafters: Sequence[Drafter], prompt_ids: Sequence[int], tokens: int, depth: int) -> Answer:
     answer = Answer([], {})
-    for drafter in drafters:
-        assert isinstance(drafter, _RecordedHead)
-        drafter.rounds = answer.rounds
+    loop = DecodingLoop(
+        target,
+        drafters,
+        FixedPolicy(depth) if drafters else NO_SPECULATION,
+        observers=[_Rounds(answer, target.vocabulary.end_ids)],
+    )
     loop.add(list(prompt_ids), SamplingParams(temperature=0.0), StopRules(tokens))
     while loop.active:
         for emission in loop.step():
@@ -233,7 +249,7 @@ def _decode(target: Engine, drafters: Sequence[Drafter], prompt_ids: Sequence[in
     return answer
 
 
-def _ask_driver(command: Sequence[str], first: int, end_ids: Collection[int]) -> Answer:
+def ask_driver(command: Sequence[str], first: int, end_ids: Collection[int]) -> Answer:
     """Return what the driver's log tells of an answer, behind the token that is its prompt's last."""
     libraries = Path(llama_cpp.__file__).parent.parent / "lib"
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
@@ -245,13 +261,13 @@ def _ask_driver(command: Sequence[str], first: int, end_ids: Collection[int]) ->
         except (OSError, subprocess.CalledProcessError) as error:
             raise CapabilityError(f"{command[0]} failed ({error}): build it against this llama.cpp") from None
         log = (done.stdout + done.stderr).decode(errors="replace")
-        answer = _read_log(log, first, end_ids)
+        answer = read_log(log, first, end_ids)
         if (count := _COUNT.search(log)) and int(count.group(1)) == len(answer.token_ids) - 1:
             return answer
     raise CapabilityError(f"{command[0]} left no whole log in {_TRIES} runs: build it of this llama.cpp's sources")
 
 
-def _read_log(log: str, first: int, end_ids: Collection[int]) -> Answer:
+def read_log(log: str, first: int, end_ids: Collection[int]) -> Answer:
     answer = Answer([first], {})
     likely: list[dict[int, float]] = []
     for line in log.splitlines():
