@@ -378,7 +378,7 @@ class LlamaCppEngine:
             state.committed, state.floor = saved.length, saved.floor
             if state.track is not None:
                 known = source.track
-                state.track = StateTrack(self._state_rows.width, saved.length) if known is None else known.copy()
+                state.track = self._state_rows.new_track(saved.length) if known is None else known.copy()
             self._lines.keep(state)
         except BaseException:
             self.close_sequence(handle)
@@ -451,7 +451,7 @@ class LlamaCppEngine:
             api.llama_memory_seq_rm(memory, spare, -1, -1)
             state.settle(min(state.committed + tokens, length) if read == len(data) else state.committed)
             if state.track is not None:
-                state.track = StateTrack(self._state_rows.width, state.committed)
+                state.track = self._state_rows.new_track(state.committed)
             self._lines.keep(state)
             if read != len(data):
                 return False

@@ -46,9 +46,9 @@ class StateRows:
         self._unread: list[tuple[NativeSequence, int, int]] = []
         self._unread_rows = 0
 
-    def new_track(self) -> StateTrack | None:
-        """Return where to hold the states of a new sequence; ``None`` if none are held."""
-        return StateTrack(self.width, most=self._most) if self.width else None
+    def new_track(self, start: int = 0) -> StateTrack | None:
+        """Return where to hold states of a sequence from its token ``start`` on; ``None`` if none are held."""
+        return StateTrack(self.width, start, self._most) if self.width else None
 
     def expect(self, unread: list[tuple[NativeSequence, int, int]], rows: int) -> None:
         """Note of whom the rows of a native call are: sequences, the first row of each, its number of rows."""
