@@ -111,6 +111,33 @@ def test_a_head_that_reads_the_cache_is_fed_the_root_and_its_drafts_alone() -> N
     assert engine.length(request.sequence) == 3
 
 
+def test_what_an_interrupt_left_is_not_drafted_on() -> None:
+    """One that came after the pass, before the drafter knew of it."""
+    engine = target()
+    head = cache_head(engine)
+    drafter = drafter_of(engine, head)
+    request = request_of([4, 7], GREEDY, target=engine)
+    assert engine.open() == request.sequence
+    engine.forward([Step(request.sequence, [4], [-1], [])])
+    engine.commit(request.sequence, [0])
+    drafter.begin(request)
+    forward = head.forward
+
+    def interrupt(steps: Sequence[Step]) -> Any:
+        forward(steps)
+        raise KeyboardInterrupt
+
+    head.forward = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        grow(drafter, [request], DraftBudget(2))
+    head.forward = forward  # type: ignore[method-assign]
+    engine.forward([Step(request.sequence, [7], [-1], [])])
+    engine.commit(request.sequence, [0])
+    request.token_ids.append(9)
+    (tree,) = grow(drafter, [request], DraftBudget(2))
+    assert tree.token_ids[1:] == plain([4, 7, 9], 2)
+
+
 @pytest.mark.parametrize("reads_cache", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_head_that_knows_the_target_has_every_draft_accepted(depth: int, reads_cache: bool) -> None:

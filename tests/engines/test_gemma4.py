@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.engines.tiny_models import write_gemma4, write_gemma4_assistant, writ
 
 import paceline
 from paceline.core.arrays import FloatArray
+from paceline.core.clock import WallClock
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, ModelFileError, NoRoomError
 from paceline.core.verify import Proposal
 from paceline.drafters.base import DraftJob
@@ -23,6 +25,9 @@ from paceline.drafters.rows import read_row
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.loading import foreseen_bytes
 from paceline.engines.options import OUTPUT_STATE, ModelOptions
+from paceline.engines.warming import warm_up
+from paceline.planning.costs.meter import Meter, ProfilingBudget
+from paceline.planning.costs.subject import open_subject
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.replaying.recorder import record
 
@@ -360,6 +365,26 @@ def test_either_may_be_closed_first(path: Path, file: Path) -> None:
         with pytest.raises(ClosedError):
             head.forward([Step(sequence, [7], [COMMITTED_END], [0], np.ones((1, 32), np.float32))])
         head.close()
+
+
+def test_passes_are_measured_where_all_sequences_are_open(target: LlamaCppEngine, file: Path) -> None:
+    """In one of the target's own beside them, which has as many tokens as are wanted."""
+    head = target.open_head(file)
+    sequences = [read(target, [5, 6, 7 + index]) for index in range(target.capabilities.max_sequences)]
+    before = [drafts(target, head, sequence) for sequence in sequences]
+    warm_up(head, [1, 4, 16])
+    meter = Meter(WallClock(), ProfilingBudget(), lambda share: None)
+    with open_subject(head, meter, Random(0), verifies=False) as subject:
+        subject.warm_up()
+        subject.fill_to(120)
+        assert head.length(subject.sequence) == target.length(subject.sequence) == subject.context == 120
+        assert subject.time_pass(4) > 0
+        subject.rewind(32)
+        assert target.length(subject.sequence) == 32
+        with pytest.raises(CapabilityError, match="sequences are open, which is the most"):
+            head.open()
+    np.testing.assert_array_equal([drafts(target, head, sequence) for sequence in sequences], before)
+    head.close()
 
 
 def test_a_head_is_known_for_what_it_is(path: Path, file: Path) -> None:

@@ -112,8 +112,10 @@ class CacheHeadDrafter(HeadDrafter):
             follower.tree, follower.frontier, follower.drafted = job.tree, ROOT, None
 
     def _end_round(self, follower: _HeadFollower, kept: int) -> None:
-        super()._end_round(follower, kept)
-        follower.sequence = None
+        if follower.sequence is not None:
+            self.engine.commit(follower.sequence, ())
+        follower.sequence = follower.tree = None
+        follower.fed.clear()
 
     def _fits(self, follower: _HeadFollower) -> bool:
         return True
