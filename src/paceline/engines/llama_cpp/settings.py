@@ -16,6 +16,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.weights import used_devices
 from paceline.engines.options import (
     DEFAULT_BRANCHES,
+    OUTPUT_STATE,
     CacheType,
     ModelOptions,
     cache_types,
@@ -194,7 +195,7 @@ def choose_settings(
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     window = int(api.llama_model_n_swa(model))
     apart = options.exact and options.max_sequences > 1
-    lends = about.architecture == "gemma4" and bool(options.hold_states)
+    lends = about.architecture == "gemma4" and options.hold_states == (OUTPUT_STATE,)
     # A head that reads the cache is measured in a sequence of its own, beside those of the target.
     sequences = options.max_sequences + (lends and not apart)
     keepers = not recurrent and sequences > 1 and window > 0 and not apart
