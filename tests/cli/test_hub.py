@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from huggingface_hub.utils import close_session
 
 import paceline
+from paceline.core.errors import InputError
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
 from paceline.models.hub.local_cache import hub_folder
@@ -284,3 +286,13 @@ def test_an_answer_comes_without_a_head_that_cannot_be_had(invoke: Invoke, with_
     assert "going on without the head of user/llama: " in fetched.err
     assert "cannot be reached" in fetched.err
     assert "draft" not in json.loads(fetched.out)["drafters"]
+
+
+def test_a_server_of_vectors_fetches_no_head(invoke: Invoke, with_heads: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise InputError("enough")
+
+    monkeypatch.setattr("paceline.cli.serve.load_embedder", refuse)
+    ended = invoke("serve", "--embedding", "-hf", "user/llama", "--port", "0", "-c", "64", "-t", "1")
+    assert (ended.status, ended.err.splitlines()[-1]) == (2, "paceline: enough")
+    assert [asked.path.rpartition("/")[2] for asked in with_heads.bodies()] == ["llama-Q8_0.gguf"]

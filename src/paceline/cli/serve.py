@@ -139,8 +139,9 @@ def serve(
         urls = [server_url(each, has_tls=options.has_tls, prefix=options.prefix) for each in sockets]
         for warning in security.warnings():
             console.print(f"warning: {in_flags(warning)}", style="yellow", markup=False)
-        found = setup.find()
-        embeds = options.embedding or options.reranking or describe(Path(found.target.path)).embeds
+        embeds = options.embedding or options.reranking
+        found = replace(setup, may_draft=setup.may_draft and not embeds).find()
+        embeds = embeds or describe(Path(found.target.path)).embeds
         if not embeds:
             found = size_models(context, found, models, options)
         elif models.draft.path is not None or models.hub_draft is not None:
