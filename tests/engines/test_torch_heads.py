@@ -20,7 +20,7 @@ import paceline
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
 from paceline.core.params import SamplingParams
 from paceline.drafters.base import DraftBudget
-from paceline.drafters.head import HeadDrafter
+from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.models.description import describe
 from paceline.planning.policies.fixed import FixedPolicy
@@ -29,11 +29,21 @@ torch = pytest.importorskip("torch", reason="needs paceline[torch]")
 transformers = pytest.importorskip("transformers", reason="needs paceline[torch]")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from tests.engines.test_torch_hf import ARCHITECTURES, SHAPE, VOCAB_SIZE, WINDOW, build, start, tiny, tiny_tokenizer  # noqa: E402
+from tests.engines.test_torch_hf import (  # noqa: E402
+    ARCHITECTURES,
+    SHAPE,
+    VOCAB_SIZE,
+    WINDOW,
+    build,
+    start,
+    tiny,
+    tiny_tokenizer,
+)
 from transformers.cache_utils import MtpCache  # noqa: E402
 from transformers.modeling_layers import MtpModel  # noqa: E402
 
 from paceline.engines.options import OUTPUT_STATE, ModelOptions, engine_for  # noqa: E402
+from paceline.engines.torch_hf.assistants import TorchAssistant  # noqa: E402
 from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
 from paceline.engines.torch_hf.head_files import read_eagle  # noqa: E402
 from paceline.engines.torch_hf.heads import TorchHead  # noqa: E402
@@ -470,11 +480,10 @@ def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
         ),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [5, 2, 1]}, "name the layers in ascending order"),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, "5"]}, "layers have whole numbers"),
-        ("speculators", {"speculators_model_type": "peagle"}, "a head of the kind peagle, and EAGLE-3 can be run here"),
+        ("speculators", {"speculators_model_type": "peagle"}, "a head of the kind peagle, and EAGLE-3 and assistants"),
         ("SafeAILab", {"architectures": ["DFlashDraftModel"]}, "a head of the kind dflash"),
         ("SafeAILab", {"architectures": None, "draft_vocab_size": None}, "a head of the kind eagle, and EAGLE-3"),
         ("SafeAILab", {"medusa_num_heads": 5}, "a head of the kind medusa"),
-        ("SafeAILab", {"model_type": "gemma4_assistant", "draft_vocab_size": None}, "a head of the kind assistant"),
         ("NVIDIA", {"eagle_config": {"parallel_draft_step": 3}}, r"another form \(parallel_draft_step is 3, and"),
     ],
 )
@@ -563,6 +572,123 @@ def test_a_row_without_a_state_is_refused_and_changes_nothing(model: Any, tmp_pa
 def test_layers_are_counted_by_what_they_read(tmp_path: Path, form: str) -> None:
     write_head(tmp_path / "head", form)
     assert read_eagle(tmp_path / "head", num_layers=LAYERS, width=WIDTH).layers == READS[form]
+
+
+# --- assistants of Gemma 4 --------------------------------------------------------------------------------------------
+
+GEMMA: dict[str, Any] = SHAPE | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+OF_E2B = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+
+
+@pytest.fixture(scope="module", params=["31B", "E2B"])
+def gemma(request: pytest.FixtureRequest) -> Any:
+    """A model of which all layers write keys and values, or some read those of others."""
+    return build("Gemma4TextConfig", GEMMA | (OF_E2B if request.param == "E2B" else {}))
+
+
+def write_assistant(path: Path, **said: Any) -> Any:
+    """Write a random assistant, and return transformers' own."""
+    of_layers = {
+        **GEMMA,
+        **{"model_type": "gemma4_text", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+        **{name: value for name, value in said.items() if name in GEMMA},
+    }
+    config = transformers.Gemma4AssistantConfig(
+        text_config=of_layers, backbone_hidden_size=said.get("backbone_hidden_size", WIDTH)
+    )
+    model = transformers.Gemma4AssistantForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.12, generator=generator)
+    model.save_pretrained(path)
+    return model
+
+
+def test_what_an_assistant_says_is_what_transformers_makes_of_it(gemma: Any, tmp_path: Path) -> None:
+    """Of texts within its window, several at once: transformers sees two tokens more of longer ones, with its mask."""
+    reference = write_assistant(tmp_path / "head")
+    target = start(gemma, hold_states=(OUTPUT_STATE,), max_sequences=3)
+    head = TorchAssistant(target, tmp_path / "head")
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(3, VOCAB_SIZE, length).tolist() for length in (6, 2, WINDOW)]
+    sequences = [target.open() for _ in texts]
+    target.forward(
+        [Step(each, text[:-1], range(-1, len(text) - 2), []) for each, text in zip(sequences, texts, strict=True)]
+    )
+    for each, text in zip(sequences, texts, strict=True):
+        target.commit(each, range(len(text) - 1))
+    drafted: list[list[int]] = [[] for _ in texts]
+    for level in range(3):
+        steps = [
+            Step(each, [text[-1]], [COMMITTED_END], [0], target.states(each, len(text) - 2, len(text) - 1))
+            if level == 0
+            else Step(each, [its[-1]], [level - 1], [0])
+            for each, text, its in zip(sequences, texts, drafted, strict=True)
+        ]
+        output = head.forward(steps)
+        for index, (text, its) in enumerate(zip(texts, drafted, strict=True)):
+            expected = draft_as_transformers(gemma, reference, text, its)
+            np.testing.assert_allclose(output.logits(index, 0), expected, rtol=0, atol=ROUNDING)
+            its.append(int(expected.argmax()))
+    for each in sequences:
+        head.commit(each, ())
+    assert head._pool.used == 0
+    head.close()
+    target.close()
+
+
+def draft_as_transformers(gemma: Any, assistant: Any, text: list[int], drafted: list[int]) -> Any:
+    with torch.inference_mode():
+        read = gemma(
+            input_ids=torch.tensor([text[:-1]]), output_hidden_states=True, return_shared_kv_states=True, use_cache=True
+        )
+        state = read.hidden_states[-1][:, -1:]
+        for token_id in [text[-1], *drafted]:
+            embedded = gemma.get_input_embeddings()(torch.tensor([[token_id]]))
+            output = assistant(
+                inputs_embeds=torch.cat([embedded, state], -1),
+                position_ids=torch.tensor([[len(text) - 1]]),
+                shared_kv_states=read.shared_kv_states,
+            )
+            state = output.last_hidden_state
+    return output.logits[0, -1].numpy()
+
+
+def test_answers_with_an_assistant_are_those_of_plain_decoding(gemma: Any, tmp_path: Path) -> None:
+    temperature = 0.8 if gemma.config.num_kv_shared_layers else 0.0
+    write_assistant(tmp_path / "head")
+    target = start(gemma, hold_states=(OUTPUT_STATE,), context_length=256, max_sequences=3, cells=300)
+    head = TorchAssistant(target, tmp_path / "head")
+    check_answers(target, CacheHeadDrafter(head, target=target.vocabulary), 3, temperature)
+
+
+def test_a_model_is_loaded_with_its_assistant(gemma: Any, tmp_path: Path) -> None:
+    gemma.save_pretrained(tmp_path / "target")
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    write_assistant(tmp_path / "head")
+    with paceline.load(tmp_path / "target", draft=tmp_path / "head", context_length=128) as model:
+        answer = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1)
+        plain = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1, speculate=False)
+    assert answer.text == plain.text
+    write_assistant(tmp_path / "other", backbone_hidden_size=48)
+    with pytest.raises(CapabilityError, match="its backbone_hidden_size is 48, not 64; give the assistant"):
+        paceline.load(tmp_path / "target", draft=tmp_path / "other", context_length=128)
+    write_assistant(tmp_path / "another", global_head_dim=16)
+    with pytest.raises(CapabilityError, match="its head_dim is 16, not 32; give the assistant"):
+        paceline.load(tmp_path / "target", draft=tmp_path / "another", context_length=128)
+    with pytest.raises(CapabilityError, match=r"or its target is no Gemma 4 .* but llama"):
+        TorchAssistant(start(hold_states=(OUTPUT_STATE,)), tmp_path / "head")
 
 
 # --- MTP layers -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from paceline.engines.options import ENGINE_NAMES, OUTPUT_STATE, ModelOptions, e
 from paceline.models.description import describe
 from paceline.models.gguf_checks import is_head_file
 from paceline.models.gguf_header import read_gguf_header
-from paceline.models.weight_files import head_kind
+from paceline.models.weight_files import ASSISTANT, head_kind
 
 _MAX_SPECIAL_TOKENS: Final = 8
 """Tokens that a tokenizer may put around a text, or take for the space that it puts before it."""
@@ -91,6 +91,8 @@ def states_read(target: ModelOptions, head: Path | None) -> tuple[int, ...]:
         form = "a head in a GGUF file" if head.is_dir() else "the folder of a head"
         raise CapabilityError(f"{head} is no head for {path.name} under {name}: give {form}, or another draft model")
     if name == "torch_hf":
+        if head_kind(head) == ASSISTANT:
+            return (OUTPUT_STATE,)
         from paceline.engines.torch_hf.head_files import read_eagle
 
         about = describe(path)
@@ -106,9 +108,11 @@ def open_head(target: Engine, options: ModelOptions, path: Path | None) -> Engin
     ``options`` are what the target was loaded with. Raises as each engine's own heads do.
     """
     if (options.engine or engine_for(Path(options.path))) == "torch_hf":
-        from paceline.engines.torch_hf import TorchHead, TorchHFEngine
+        from paceline.engines.torch_hf import TorchAssistant, TorchHead, TorchHFEngine
 
         assert isinstance(target, TorchHFEngine)
+        if path is not None and head_kind(path) == ASSISTANT:
+            return TorchAssistant(target, path)
         return TorchHead(target, path)
     from paceline.engines.llama_cpp import LlamaCppEngine
 

@@ -15,6 +15,8 @@ INDEX: Final = "model.safetensors.index.json"
 """The file that says which weights are in which file."""
 SINGLE: Final = "model.safetensors"
 """The file of weights where there is only one."""
+ASSISTANT: Final = "assistant"
+"""The kind of head that reads the cache of its target."""
 _LONGEST_HEADER: Final = 100_000_000
 """Most bytes of a header, as in the safetensors library."""
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
@@ -63,7 +65,7 @@ def head_kind(folder: Path) -> str | None:
         ("peagle", "peagle" in name),
         ("eagle3", "eagle3" in name or "draft_vocab_size" in config or "eagle_config" in config),
         ("eagle", "eagle" in name and "_vl" not in name),
-        ("assistant", str(config.get("model_type")).endswith("_assistant")),
+        (ASSISTANT, str(config.get("model_type")).endswith("_assistant")),
     ):
         if is_said:
             return kind

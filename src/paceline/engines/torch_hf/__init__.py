@@ -9,6 +9,7 @@ One forward pass, file by file::
     states.py   what layers read, kept for heads
     heads.py    heads, which draft from that: a pass the same way, of tokens with states
     head_files.py  what a folder says of its head
+    assistants.py  heads that read the target's pool
     loading.py  a folder or GGUF file becomes a model and a tokenizer, or one clear error
     vocabulary.py  the tokenizer as token ids and bytes
 """
@@ -21,13 +22,19 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.extras import missing
 
 if TYPE_CHECKING:
+    from paceline.engines.torch_hf.assistants import TorchAssistant
     from paceline.engines.torch_hf.engine import TorchHFEngine
     from paceline.engines.torch_hf.heads import TorchHead
     from paceline.engines.torch_hf.loading import load_vocabulary
 
-__all__ = ["TorchHFEngine", "TorchHead", "describe_library", "load_vocabulary"]
+__all__ = ["TorchAssistant", "TorchHFEngine", "TorchHead", "describe_library", "load_vocabulary"]
 
-_NEEDS_TORCH = {"TorchHFEngine": "engine", "TorchHead": "heads", "load_vocabulary": "loading"}
+_NEEDS_TORCH = {
+    "TorchAssistant": "assistants",
+    "TorchHFEngine": "engine",
+    "TorchHead": "heads",
+    "load_vocabulary": "loading",
+}
 
 
 def describe_library() -> str:

@@ -275,6 +275,10 @@ class TorchHFEngine:
         return self._held
 
     @property
+    def num_cells(self) -> int:
+        return len(self._pool)
+
+    @property
     def vocabulary(self) -> TokenizerVocabulary:
         return self._vocabulary
 
@@ -283,11 +287,14 @@ class TorchHFEngine:
         return self._capabilities
 
     def open(self) -> int:
+        return self.open_within(self._capabilities.max_sequences)
+
+    def open_within(self, limit: int) -> int:
+        """Open a sequence where fewer than so many are open."""
         self._check_open()
-        if len(self._sequences) >= self._capabilities.max_sequences:
+        if len(self._sequences) >= limit:
             raise CapabilityError(
-                f"{len(self._sequences)} sequences are open and max_sequences is {self._capabilities.max_sequences}; "
-                "close one or raise it"
+                f"{len(self._sequences)} sequences are open and max_sequences is {limit}; close one or raise it"
             )
         handle = self._next_handle
         self._next_handle += 1
@@ -458,26 +465,32 @@ class TorchHFEngine:
             self._torn = False
             raise
         self._pool.share(cells)
-        for state, rows in zip(states, _row_ranges(steps), strict=True):
+        for state, rows in zip(states, row_ranges(steps), strict=True):
             state.pending_cells += cells[rows].tolist()
         if own_states is not None:
-            self._unread = (own_states, list(zip(states, _row_ranges(steps), strict=True)))
+            self._unread = (own_states, list(zip(states, row_ranges(steps), strict=True)))
         self._torn = False
         return output
 
     def _pack(
         self, steps: Sequence[Step], states: Sequence[SequenceCells], cells: Int64Array, width_step: int
-    ) -> _PackedRows:
-        token_ids = [token_id for step in steps for token_id in step.token_ids]
+    ) -> PackedRows:
         width = min(-(-self._pool.width_with(cells) // width_step) * width_step, len(self._pool))
         visible: BoolArray = np.empty((len(cells), width), dtype=np.bool_)
-        outputs: list[int] = []
-        for step, state, rows in zip(steps, states, _row_ranges(steps), strict=True):
+        for step, state, rows in zip(steps, states, row_ranges(steps), strict=True):
             depths = state.pending.depths[len(state.pending_cells) :]
             self._pool.positions[cells[rows]] = np.array(depths) + (state.length - 1)
             state.mark_visible(visible[rows], step.parents, cells[rows])
-            outputs += [rows.start + row for row in step.outputs]
-        return _PackedRows(
+        return self._packed(steps, states, cells, visible)
+
+    def _packed(
+        self, steps: Sequence[Step], states: Sequence[SequenceCells], cells: Int64Array, visible: BoolArray
+    ) -> PackedRows:
+        token_ids = [token_id for step in steps for token_id in step.token_ids]
+        outputs = [
+            rows.start + row for step, rows in zip(steps, row_ranges(steps), strict=True) for row in step.outputs
+        ]
+        return PackedRows(
             np.array(token_ids, dtype=np.int64),
             cells,
             visible,
@@ -490,7 +503,7 @@ class TorchHFEngine:
         """Return what a head reads rows with: of each step the states, and whether they are the target's."""
         return None
 
-    def _compute(self, packed: _PackedRows) -> tuple[TorchOutput, torch.Tensor | None]:
+    def _compute(self, packed: PackedRows) -> tuple[TorchOutput, torch.Tensor | None]:
         """Run the model over packed rows, and return the states ``[rows, width]`` that they leave where they are held.
 
         Raises ``EngineError`` where it fails, as without memory on the device.
@@ -501,7 +514,7 @@ class TorchHFEngine:
         keep = torch.from_numpy(packed.outputs).to(device)
         width = packed.visible.shape[1]
         self._cache.aim(inputs[2], width)
-        mask = self._pattern.masks(packed.visible, positions, self._pool.positions[:width], self._dtype, device)
+        mask = self._masks(packed.visible, positions)
         try:
             logits, states = self._call_model(inputs[:1], inputs[1:2], mask, keep, packed.states)
         except torch.OutOfMemoryError as error:
@@ -512,6 +525,10 @@ class TorchHFEngine:
         except Exception as error:
             raise EngineError(f"the pass of {len(packed.cells)} rows failed: {one_line(error)}") from error
         return TorchOutput(packed.first_outputs, logits), states
+
+    def _masks(self, visible: BoolArray, positions: Int64Array) -> Any:
+        cell_positions = self._pool.positions[: visible.shape[1]]
+        return self._pattern.masks(visible, positions, cell_positions, self._dtype, self._device)
 
     def _call_model(
         self, token_ids: torch.Tensor, positions: torch.Tensor, mask: Any, keep: torch.Tensor, states: Any
@@ -635,7 +652,7 @@ class _Saved(NamedTuple):
     track: StateTrack | None
 
 
-class _PackedRows(NamedTuple):
+class PackedRows(NamedTuple):
     """One pass: ``[rows]`` tokens and cells, ``[rows, width]`` who sees what, ``[outputs]`` rows wanted."""
 
     token_ids: Int64Array
@@ -647,7 +664,7 @@ class _PackedRows(NamedTuple):
     """What a head reads rows with."""
 
 
-def _row_ranges(steps: Sequence[Step]) -> Iterator[slice]:
+def row_ranges(steps: Sequence[Step]) -> Iterator[slice]:
     start = 0
     for step in steps:
         yield slice(start, start + len(step.token_ids))

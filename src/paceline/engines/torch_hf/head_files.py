@@ -85,7 +85,8 @@ def read_eagle(folder: Path, *, num_layers: int | None, width: int | None) -> Ea
     kind = head_kind(folder)
     if kind != "eagle3":
         raise CapabilityError(
-            f"{folder} is a head of the kind {kind}, and EAGLE-3 can be run here: name another draft model"
+            f"{folder} is a head of the kind {kind}, and EAGLE-3 and assistants of Gemma 4 can be run here: name "
+            "another draft model"
         )
     config = read_json(folder / "config.json")
     with explain_damaged_entries(folder):

@@ -375,8 +375,7 @@ class TorchHead(TorchHFEngine):
             # Of a longer text it sees the end, from anew.
             context_length = min(context_length, longest_context(head.config) or context_length)
         assert limits.cells is not None
-        self._vocabulary = target.vocabulary
-        self._spare_cores, self._set_threads = target._spare_cores, target._set_threads
+        self._take_settings(target)
         self._begin(
             head,
             model.device,
@@ -389,6 +388,14 @@ class TorchHead(TorchHFEngine):
             reads_states=True,
         )
         self._track_width = head.config.hidden_size
+        self._finish("" if path is None else f", of layers {', '.join(map(str, held))}")
+
+    def _take_settings(self, target: TorchHFEngine) -> None:
+        self._vocabulary = target.vocabulary
+        self._spare_cores, self._set_threads = target._spare_cores, target._set_threads
+
+    def _finish(self, more: str = "") -> None:
+        """Look at what it makes of anything, and describe it."""
         try:
             self._check_numbers()
             if self._device.type == "cuda":
@@ -396,8 +403,7 @@ class TorchHead(TorchHFEngine):
         except BaseException:
             self.close()
             raise
-        layers = "" if path is None else f", of layers {', '.join(map(str, held))}"
-        self._description = f"{self._name} ({self._type_name()}{layers}) on {self._where()}, torch"
+        self._description = f"{self._name} ({self._type_name()}{more}) on {self._where()}, torch"
 
     def _read_by_head(self, steps: Sequence[Step], states: Sequence[SequenceCells]) -> list[tuple[FloatArray, bool]]:
         width = self._capabilities.state_width
@@ -424,7 +430,7 @@ class TorchHead(TorchHFEngine):
         return logits, own
 
     def _tensor(self, rows: FloatArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(rows)).to(self._device, self._dtype)
+        return torch.tensor(rows, dtype=self._dtype, device=self._device)
 
     def _check_numbers(self) -> None:
         """Raise ``ModelFileError`` for weights that make no numbers."""

@@ -41,6 +41,11 @@ class PoolCache(Cache):  # type: ignore[misc]
         values.index_copy_(2, self._cells, value_states)
         return keys[:, :, : self._width], values[:, :, : self._width]
 
+    def layer(self, layer_idx: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first ``width`` cells of what a layer wrote, for another model to read."""
+        keys, values = self._pools[layer_idx]
+        return keys[:, :, :width], values[:, :, :width]
+
     @property
     def cell_bytes(self) -> int:
         """Bytes of one token over all layers; 0 before the first pass."""
