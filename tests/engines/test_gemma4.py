@@ -272,6 +272,15 @@ def test_what_is_drafted_depends_on_the_text_alone(target: LlamaCppEngine, file:
     restored = target.restore(saved)
     for sequence in (fork, restored):
         np.testing.assert_allclose(drafts(target, head, sequence), expected, rtol=0, atol=ROUNDING)
+    # Files hold no states: the next pass leaves one.
+    target.trim(fork, 29)
+    data = target.export_state(target.save(fork)).copy()
+    target.close_sequence(fork)
+    loaded = target.restore(target.import_state(data, 29, 29))
+    assert target.first_state(loaded) == 29
+    target.forward([Step(loaded, tokens[29:30], [COMMITTED_END], ())])
+    target.commit(loaded, [0])
+    np.testing.assert_allclose(drafts(target, head, loaded), expected, rtol=0, atol=ROUNDING)
     head.close()
 
 
