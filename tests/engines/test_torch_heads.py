@@ -455,14 +455,17 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
+def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     head = tmp_path / "head"
-    write_head(head, "speculators")
+    write_head(head, "SpecForge", said={"max_position_embeddings": 40})
+    capfd.readouterr()
     with paceline.load(folder, draft=head, policy=FixedPolicy(3), context_length=128) as model:
         answer = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1)
         plain = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1, speculate=False)
     assert answer.text == plain.text
     assert answer.stats.num_accepted > 0
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
     with pytest.raises(ModelFileError, match=r"is no model but a head that drafts for one \(eagle3\): give the folder"):
         paceline.load(head)
     assert describe(head, may_be_head=True).architecture == "eagle3"

@@ -184,7 +184,7 @@ def load_eagle(file: EagleFile, target: Any, vocab_size: int) -> EagleHead:
         ModelFileError: the weights are damaged, or not all there.
         CapabilityError: it is a head of another form, or another model's.
     """
-    with file_errors(file.path):
+    with quiet(), file_errors(file.path):
         weights = _read_weights(file.path)
         head_norms = "layers.0.self_attn.q_norm.weight" in weights
         config = _layer_config(file.shape, target.config.get_text_config()._attn_implementation, head_norms)
