@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,15 +31,29 @@ def test_a_path_is_committed_and_other_nodes_are_forgotten() -> None:
         track.read(0, 3)
 
 
+def on_host(most: int) -> tuple[StateTrack, Callable[[FloatArray], Any]]:
+    return StateTrack(2, most=most), lambda given: given
+
+
+def on_device(most: int) -> tuple[StateTrack, Callable[[FloatArray], Any]]:
+    torch = pytest.importorskip("torch", reason="needs paceline[torch]")
+    from paceline.engines.torch_hf.states import DeviceTrack
+
+    return DeviceTrack(2, torch.device("cpu"), torch.bfloat16, most=most), lambda given: torch.tensor(
+        given, dtype=torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize("make", [on_host, on_device])
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_the_latest_are_held_whatever_comes(most: int) -> None:
+def test_the_latest_are_held_whatever_comes(most: int, make: Callable[[int], Any]) -> None:
     """Beside a list of all of them; at least so many are there."""
     rng = random.Random(most)
-    track = StateTrack(2, most=most)
+    track, given = make(most)
     all_of_them: list[int] = []
     for _ in range(400):
         count = rng.choice((1, 1, 2, 5, 30))
-        track.append(rows(*range(count)))
+        track.append(given(rows(*range(count))))
         path = list(range(rng.randint(0, count)))
         track.commit(path)
         all_of_them += path
@@ -47,7 +63,7 @@ def test_the_latest_are_held_whatever_comes(most: int) -> None:
             del all_of_them[length:]
         if rng.random() < 0.1:
             copy = track.copy()
-            copy.append(rows(77))
+            copy.append(given(rows(77)))
             copy.commit([0])
             copy.trim(0)
         assert track.end == len(all_of_them)
@@ -55,7 +71,7 @@ def test_the_latest_are_held_whatever_comes(most: int) -> None:
         held = all_of_them[track.start :]
         np.testing.assert_array_equal(track.read(track.start, track.end), rows(*held).reshape(-1, 2))
     track.trim(0)
-    track.append(rows(*range(most)))
+    track.append(given(rows(*range(most))))
     track.commit(range(most))
     assert (track.start, track.end) == (0, most)
 

@@ -10,10 +10,9 @@ decides what stays when nodes are committed, dropped, forked and trimmed::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.core.arrays import FloatArray
 from paceline.engines.base import COMMITTED_END, Step
@@ -39,8 +38,8 @@ class StateTrack:
         self._most = most
         self._start = start
         self._num = 0
-        self._committed: npt.NDArray[np.float32] = np.empty((0, width), np.float32)
-        self._pending: npt.NDArray[np.float32] = np.empty((0, width), np.float32)
+        self._committed = self._new(0, width)
+        self._pending = self._new(0, width)
 
     @property
     def width(self) -> int:
@@ -99,13 +98,17 @@ class StateTrack:
 
     def read(self, start: int, stop: int) -> FloatArray:
         """Return the states of committed tokens ``[stop - start, width]``: read-only, until the next change."""
+        self.check_held(start, stop)
+        rows: FloatArray = self._committed[start - self._start : stop - self._start]
+        rows.flags.writeable = False
+        return rows
+
+    def check_held(self, start: int, stop: int) -> None:
+        """Raise ``ValueError`` unless states of committed tokens ``start`` to ``stop`` are held."""
         if not self._start <= start <= stop <= self.end:
             raise ValueError(
                 f"states of tokens {start} to {stop} are not held: those from {self._start} to {self.end} are"
             )
-        rows = self._committed[start - self._start : stop - self._start]
-        rows.flags.writeable = False
-        return rows
 
     def copy(self) -> StateTrack:
         """Return the same of the committed tokens, for a fork or for one that is saved."""
@@ -114,11 +117,15 @@ class StateTrack:
         copy._num = self._num
         return copy
 
+    def _new(self, rows: int, width: int) -> Any:
+        """Return memory for so many states: an array, or what can be joined and indexed as one."""
+        return np.empty((rows, width), np.float32)
+
     def _make_room(self, rows: int) -> None:
         """Let go of the oldest states, and double the memory as long as fewer than the most are held."""
         keep = min(self._num, max(self._most - rows, 0)) if self._num + rows > 2 * self._most else self._num
         size = min(max(2 * (keep + rows), 64), 2 * self._most)
-        grown = np.empty((max(size, keep + rows), self._committed.shape[1]), np.float32)
+        grown = self._new(max(size, keep + rows), self.width)
         grown[:keep] = self._committed[self._num - keep : self._num]
         self._start += self._num - keep
         self._num = keep

@@ -24,12 +24,12 @@ from paceline.core.arrays import BoolArray, FloatArray, Int64Array
 from paceline.core.errors import CapabilityError, ModelFileError
 from paceline.engines.base import COMMITTED_END, SavedSequence, Step
 from paceline.engines.options import OUTPUT_STATE
-from paceline.engines.state_track import StateTrack
 from paceline.engines.torch_hf.cells import SequenceCells
 from paceline.engines.torch_hf.engine import PackedRows, TorchHFEngine, row_ranges
 from paceline.engines.torch_hf.heads import TorchHead
 from paceline.engines.torch_hf.loading import file_errors, quiet
 from paceline.engines.torch_hf.masks import FULL, SLIDING
+from paceline.engines.torch_hf.states import DeviceTrack
 from paceline.models.hub.local_cache import display_name
 
 _DRAFT_CELLS: Final = 64
@@ -39,7 +39,7 @@ _DRAFT_CELLS: Final = 64
 class _Drafts(SequenceCells):
     """What is drafted behind a sequence of the target, whose tokens lie there."""
 
-    def __init__(self, track: StateTrack) -> None:
+    def __init__(self, track: DeviceTrack) -> None:
         super().__init__(0, track)
         self.num_committed = 0
 
@@ -136,7 +136,7 @@ class TorchAssistant(TorchHead):
             )
         drafts = self._sequences.get(handle)
         if drafts is None:
-            drafts = self._sequences[handle] = _Drafts(StateTrack(self._track_width))
+            drafts = self._sequences[handle] = _Drafts(DeviceTrack(self._track_width, self._device, self._dtype))
         assert isinstance(drafts, _Drafts)
         drafts.num_committed = of_target.length
         return drafts

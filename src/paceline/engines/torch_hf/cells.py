@@ -19,10 +19,11 @@ import numpy.typing as npt
 from paceline.core.arrays import BoolArray, Int64Array
 from paceline.core.errors import NoRoomError
 from paceline.engines.pending_tree import PendingTree
-from paceline.engines.state_track import StateTrack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from paceline.engines.torch_hf.states import DeviceTrack
 
 
 class CellPool:
@@ -81,7 +82,7 @@ class CellPool:
 class SequenceCells:
     """The cells of one sequence: committed tokens in order, then pending nodes by number."""
 
-    def __init__(self, capacity: int, track: StateTrack | None = None) -> None:
+    def __init__(self, capacity: int, track: DeviceTrack | None = None) -> None:
         self.track = track
         self.pending = PendingTree()
         self.pending_cells: list[int] = []

@@ -20,7 +20,6 @@ from paceline.engines.limits import check_range
 from paceline.engines.options import ModelOptions
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
-from paceline.engines.state_track import StateTrack
 from paceline.engines.threads import SpareCores, count_cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.loading import (
@@ -33,7 +32,7 @@ from paceline.engines.torch_hf.loading import (
 )
 from paceline.engines.torch_hf.masks import AttentionPattern
 from paceline.engines.torch_hf.pool import PoolCache
-from paceline.engines.torch_hf.states import StateCapture
+from paceline.engines.torch_hf.states import DeviceTrack, StateCapture
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
 from paceline.engines.warming import warm_up
 from paceline.models.files import explain_damaged_entries
@@ -298,7 +297,7 @@ class TorchHFEngine:
             )
         handle = self._next_handle
         self._next_handle += 1
-        track = StateTrack(self._track_width) if self._track_width else None
+        track = DeviceTrack(self._track_width, self._device, self._dtype) if self._track_width else None
         self._sequences[handle] = SequenceCells(self._capabilities.context_length, track)
         return handle
 
@@ -325,18 +324,17 @@ class TorchHFEngine:
     def first_state(self, sequence: int) -> int:
         return self._track(sequence).start
 
-    def _track(self, sequence: int) -> StateTrack:
+    def _track(self, sequence: int) -> DeviceTrack:
         track = self._sequence(sequence).track
         if track is None:
             raise CapabilityError("this model was loaded without its states: ask for them to draft from them")
         return track
 
     def _read_states(self) -> None:
-        """Copy the states of the latest pass to the sequences that they are of."""
+        """Give the states of the latest pass to the sequences that they are of."""
         if self._unread is None:
             return
-        (hidden, rows_of), self._unread = self._unread, None
-        states = hidden.cpu().float().numpy()
+        (states, rows_of), self._unread = self._unread, None
         for state, rows in rows_of:
             if state.track is not None:
                 state.track.append(states[rows])
@@ -371,7 +369,7 @@ class TorchHFEngine:
         state = self._sequence(sequence)
         if len(state.pending):
             raise ValueError(f"sequence {sequence} has {len(state.pending)} pending nodes; commit before saving it")
-        track = None if state.track is None else state.track.copy()
+        track = None if state.track is None else state.track.copy(torch.device("cpu"))
         with torch.inference_mode():
             layers = self._cache.read(torch.from_numpy(state.committed).to(self._device))
         return SavedSequence(state.length, self.saved_bytes(sequence), 0, _Saved(self._cache, layers, track))
@@ -389,7 +387,7 @@ class TorchHFEngine:
             self._cache.write(torch.from_numpy(cells).to(self._device), saved.state.layers)
         self._pool.positions[cells] = np.arange(saved.length)
         self._sequences[handle].append_committed(cells)
-        self._sequences[handle].track = None if saved.state.track is None else saved.state.track.copy()
+        self._sequences[handle].track = None if saved.state.track is None else saved.state.track.copy(self._device)
         self._pool.share(cells)
         self._torn = False
         return handle
@@ -649,7 +647,7 @@ class _Saved(NamedTuple):
 
     cache: PoolCache
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
-    track: StateTrack | None
+    track: DeviceTrack | None
 
 
 class PackedRows(NamedTuple):

@@ -1,6 +1,8 @@
-"""States of a model's tokens: what chosen layers and the output layer read in a pass, by hooks on the model's modules.
+"""States of a model's tokens: what chosen layers and the output layer read in a pass, and where they are kept.
 
-transformers can return hidden states, too, but of the last layer's output only what the last norm makes of it.
+They are read by hooks on the model's modules. transformers can return hidden states, too, but of the last layer's
+output only what the last norm makes of it. They stay on the device until a head asks for them: of a prompt it asks for
+the end.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError
 from paceline.engines.options import OUTPUT_STATE
+from paceline.engines.state_track import MAX_STATES, StateTrack
 
 
 class StateCapture:
@@ -78,3 +82,54 @@ def _layer_modules(model: Any) -> Sequence[Any]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     return ()
+
+
+class DeviceTrack(StateTrack):
+    """The states of one sequence, on a device and in the type of its model.
+
+    Args:
+        width: numbers of a state.
+        device: where they lie.
+        dtype: type of the numbers.
+        start: number of committed tokens, whose states are not known.
+        most: states that are held at least.
+    """
+
+    __slots__ = ("_device", "_dtype")
+
+    def __init__(
+        self, width: int, device: torch.device, dtype: torch.dtype, start: int = 0, most: int = MAX_STATES
+    ) -> None:
+        self._device, self._dtype = device, dtype
+        super().__init__(width, start, most)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._num * self.width * self._committed.element_size())
+
+    def append(self, rows: torch.Tensor) -> None:
+        """Add the states of new pending nodes, which nothing else changes."""
+        self._pending = torch.cat((self._pending, rows)) if len(self._pending) else rows
+
+    def pending(self, node: int) -> FloatArray:
+        return _on_host(self._pending[node])
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        self.check_held(start, stop)
+        return _on_host(self._committed[start - self._start : stop - self._start])
+
+    def copy(self, device: torch.device | None = None) -> DeviceTrack:
+        """Return the same of the committed tokens, on another device where one is given."""
+        copy = DeviceTrack(self.width, device or self._device, self._dtype, self._start, self._most)
+        copy._num = self._num
+        copy._committed = self._committed[: self._num].to(copy._device, copy=True)
+        return copy
+
+    def _new(self, rows: int, width: int) -> Any:
+        return torch.empty((rows, width), dtype=self._dtype, device=self._device)
+
+
+def _on_host(states: torch.Tensor) -> FloatArray:
+    rows: FloatArray = states.cpu().float().numpy()
+    rows.flags.writeable = False
+    return rows
