@@ -102,6 +102,63 @@ class CacheHead:
         pass
 
 
+BlockFunction: TypeAlias = Callable[[Sequence[HeadRow], int, Sequence[int]], Float64Array]
+"""A head of blocks: takes the rows of a text, its last token and drafts, and returns the logits of the next token."""
+
+
+class BlockHead(ScriptedEngine):
+    """A scripted head that says a block of tokens in one pass, and checks what it is asked.
+
+    Args:
+        say: the function.
+        size: tokens of a block.
+    """
+
+    def __init__(self, say: BlockFunction, vocabulary: ScriptedVocabulary, *, size: int, **limits: Any) -> None:
+        super().__init__(lambda rows: np.zeros(0), vocabulary, reads_states=True, trees=False, **limits)
+        self.block_size = size
+        self.block_rows = size + 1
+        self.num_blocks = 0
+        self._say = say
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        assert all(step.states is not None and not step.outputs for step in steps)
+        return super().forward(steps)
+
+    def draft_blocks(self, roots: Sequence[tuple[int, int]]) -> list[ScriptedBlock]:
+        rows = len(roots) * self.block_rows
+        assert 0 < rows <= self.capabilities.max_rows
+        assert len({sequence for sequence, _ in roots}) == len(roots)
+        used = self._take_cells(rows)
+        self._num_passes += 1
+        self.num_blocks += len(roots)
+        blocks = []
+        for sequence, root in roots:
+            state = self._sequence(sequence)
+            assert state.committed
+            assert not len(state.pending)
+            assert len(state.committed) + self.block_rows <= self.capabilities.context_length
+            blocks.append(ScriptedBlock(self, list(state.committed), root))
+        self.clock.advance(self._cost(rows, used))
+        return blocks
+
+
+class ScriptedBlock:
+    """What a :class:`BlockHead` says behind a text and a root."""
+
+    def __init__(self, head: BlockHead, rows: list[HeadRow], root: int) -> None:
+        self._head, self._rows, self._root = head, rows, root
+        self._pass = head._num_passes
+
+    def logits(self, drafted: Sequence[int]) -> Float64Array:
+        assert self._pass == self._head._num_passes, "a block is read after another pass"
+        assert len(drafted) < self._head.block_size
+        return self._head._say(self._rows, self._root, drafted)
+
+    def confidence(self, drafted: Sequence[int]) -> float | None:
+        return None
+
+
 def frozen(model: LogitFunction, dtype: type[np.floating[Any]] = np.float64) -> LogitFunction:
     """Return ``model`` with read-only rows, as engines lend theirs: writing to one is a fault."""
 

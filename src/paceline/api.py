@@ -30,7 +30,7 @@ from paceline.core.verify import Verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.lookup import PREDICTION
 from paceline.drafters.registry import build_drafters, check_drafter_names
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, paced_draft
 from paceline.engines.memory import MemoryPlan
 from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
 from paceline.engines.sequence_pool import SequencePool
@@ -765,7 +765,7 @@ def _open(
         if isinstance(policy, str):
             budget = FIRST_LOAD.less(ATTENTION_S) if opened.measured else FIRST_LOAD
             kept = find_or_measure(
-                target_engine, target_options, draft_engine, draft_options, budget=budget, report=report
+                target_engine, target_options, paced_draft(draft_engine), draft_options, budget=budget, report=report
             )
             branches = DEFAULT_BRANCHES if target_options.branches is None else target_options.branches
             key = kept.key if remember else None

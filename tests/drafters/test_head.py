@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import DraftBudget
-from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
+from paceline.drafters.head import BlockHeadDrafter, CacheHeadDrafter, HeadDrafter
 from paceline.engines.base import Step
 from paceline.engines.scripted import HeadRow, ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.state_track import StateTrack
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.drafters.helpers import grow
-from tests.helpers import CacheHead, MoodyPolicy, decode, request_of
+from tests.helpers import BlockHead, CacheHead, MoodyPolicy, decode, request_of
 
 SIZE, ORDER = 30, 3
 TARGET = random_model(SIZE, seed=3, order=ORDER)
@@ -37,7 +37,11 @@ def say(rows: Sequence[HeadRow]) -> Float64Array:
 
 
 def _seen(token_id: int, state: FloatArray) -> list[int]:
-    return [*(int(each) for each in state[1:] if each >= 0), token_id]
+    return [*_tokens(state), token_id]
+
+
+def _tokens(state: FloatArray) -> list[int]:
+    return [int(each) for each in state[1:] if each >= 0]
 
 
 def own(rows: Sequence[HeadRow]) -> FloatArray:
@@ -88,7 +92,20 @@ def cache_head(engine: ScriptedEngine, max_rows: int = 64) -> CacheHead:
     return CacheHead(engine, lambda cached, rows: say(rows), lambda cached, rows: own(rows), max_rows)
 
 
-def drafter_of(engine: ScriptedEngine, head: Head | CacheHead) -> HeadDrafter:
+def block_head(**limits: Any) -> BlockHead:
+    """Return a head that knows what a target says, where the states that it is given are of its text."""
+
+    def say_in_block(rows: Sequence[HeadRow], root: int, drafted: Sequence[int]) -> Float64Array:
+        for token_id, state in rows:
+            assert _tokens(state)[-1] == token_id
+        return TARGET([*_tokens(rows[-1][1]), root, *drafted])
+
+    return BlockHead(say_in_block, ScriptedVocabulary.of_size(SIZE), size=5, state_width=1 + ORDER, **limits)
+
+
+def drafter_of(engine: ScriptedEngine, head: Head | CacheHead | BlockHead) -> HeadDrafter:
+    if isinstance(head, BlockHead):
+        return BlockHeadDrafter(head, target=engine.vocabulary)
     kind = CacheHeadDrafter if isinstance(head, CacheHead) else HeadDrafter
     return kind(head, target=engine.vocabulary)  # type: ignore[arg-type]
 
@@ -138,12 +155,33 @@ def test_what_an_interrupt_left_is_not_drafted_on() -> None:
     assert tree.token_ids[1:] == plain([4, 7, 9], 2)
 
 
-@pytest.mark.parametrize("reads_cache", [False, True])
+def test_a_head_of_blocks_reads_the_states_of_the_text_and_drafts_in_one_pass() -> None:
+    engine, head = target(), block_head()
+    drafter = drafter_of(engine, head)
+    request = request_of([4, 7, 9, 2], GREEDY, target=engine)
+    assert engine.open() == request.sequence
+    engine.forward([Step(request.sequence, [4, 7, 9], [-1, 0, 1], [])])
+    engine.commit(request.sequence, [0, 1, 2])
+    drafter.begin(request)
+    assert drafter.unread(request) is None
+    for depth in (3, 8):
+        (tree,) = grow(drafter, [request], DraftBudget(depth, siblings=2))
+        assert tree.token_ids[1:] == plain([4, 7, 9, 2], min(depth, 5))
+    assert head.num_blocks == 2
+    assert head.length(0) == 3
+
+
+@pytest.mark.parametrize("kind", ["own cache", "target's cache", "blocks"])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_head_that_knows_the_target_has_every_draft_accepted(depth: int, reads_cache: bool) -> None:
+def test_a_head_that_knows_the_target_has_every_draft_accepted(depth: int, kind: str) -> None:
     """Of a state too early, too late, or of the head where the target's is due, some would be refused."""
     engine = target()
-    drafter = drafter_of(engine, cache_head(engine) if reads_cache else Head())
+    heads: dict[str, Callable[[], Head | CacheHead | BlockHead]] = {
+        "own cache": Head,
+        "target's cache": lambda: cache_head(engine),
+        "blocks": block_head,
+    }
+    drafter = drafter_of(engine, heads[kind]())
     answer = decode(engine, [1, 2, 3], GREEDY, StopRules(61), drafters=[drafter], policy=FixedPolicy(depth))
     assert answer.token_ids == plain([1, 2, 3], 61)
     counts = answer.request.stats
@@ -157,17 +195,20 @@ class Whims(MoodyPolicy):
         return [self._rng.choice((None, DraftBudget(self._rng.randint(0, 6)))) for _ in requests]
 
 
-@pytest.mark.parametrize("reads_cache", [False, True])
+@pytest.mark.parametrize("kind", ["own cache", "target's cache", "blocks"])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_proposed_depends_on_the_text_alone(
-    seed: int, reads_cache: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proposed_depends_on_the_text_alone(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was drafted before, left out, or thrown away; also where older states were let go."""
     rng = random.Random(seed)
     monkeypatch.setattr(StateTrack.__init__, "__defaults__", (0, rng.choice((4, 9, 2048))))
     engine = target()
-    head = Head(context_length=rng.choice((7, 20, 4096)), max_rows=rng.choice((2, 5, 64)))
-    drafter = drafter_of(engine, cache_head(engine, rng.choice((1, 5))) if reads_cache else head)
+    context_length, max_rows = rng.choice((7, 20, 4096)), rng.choice((2, 5, 64))
+    heads: dict[str, Callable[[], Head | CacheHead | BlockHead]] = {
+        "own cache": lambda: Head(context_length=context_length, max_rows=max_rows),
+        "target's cache": lambda: cache_head(engine, rng.choice((1, 5))),
+        "blocks": lambda: block_head(context_length=context_length + 6, max_rows=max_rows + 4),
+    }
+    drafter = drafter_of(engine, heads[kind]())
     prompt = [rng.randrange(SIZE) for _ in range(rng.randint(2, 30))]
     answer = decode(engine, prompt, GREEDY, StopRules(50), drafters=[drafter], policy=Whims(rng))
     assert answer.token_ids == plain(prompt, 50)

@@ -49,6 +49,13 @@ def test_answers_are_those_of_plain_decoding(
     check_answers(target, HeadDrafter(head, target=target.vocabulary), depth, temperature)
 
 
+def test_a_recurrent_model_answers_as_it_does_plainly(tmp_path: Path) -> None:
+    target = open_target(write_model(tmp_path / "qwen35.gguf", "qwen35", tokenizer="bytes"), LAYERS)
+    head = target.open_head(write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=[*TOKENS, *range(100, 150)]))
+    check_answers(target, HeadDrafter(head, target=target.vocabulary), 4, 0.8)
+    target.close()
+
+
 def test_holding_states_changes_no_bit_of_a_row(path: Path) -> None:
     engines = [open_target(path, LAYERS), open_target(path, ())]
     for tokens, outputs in (([11, 42, 7, 99], [3]), ([3, 4, 5], [0, 1, 2]), ([6], [0])):
@@ -201,5 +208,5 @@ def test_a_head_of_another_model_is_refused(
 
 def test_a_model_that_gives_no_states_is_refused(tmp_path: Path) -> None:
     other = write_model(tmp_path / "gemma3.gguf", "gemma3", tokenizer="bytes")
-    with pytest.raises(CapabilityError, match="models of llama, qwen3, qwen3moe do; name another draft model"):
+    with pytest.raises(CapabilityError, match="models of llama, qwen3, qwen35, qwen35moe, qwen3moe do; name"):
         paceline.load(other, draft=write_eagle_head(tmp_path / "head.gguf", WIDTH))

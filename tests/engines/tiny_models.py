@@ -15,6 +15,9 @@ VOCABULARY_SIZE = 96
 MEAN, RANK = 1, 4
 """GGUF's numbers of kinds of pooling."""
 
+MASK_ID = 299
+"""Token that masks others in blocks of :func:`write_block_head`."""
+
 BYTE_VOCABULARY_SIZE = 300
 """Of those with a token for every byte."""
 
@@ -298,6 +301,90 @@ def write_eagle_head(
         writer.add_tensor(name, rng.normal(0, scale, shape).astype(np.float32))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(width)).astype(np.float32))
+    if draft_ids is not None:
+        writer.add_tensor("d2t", np.array(draft_ids, np.int64))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_block_head(
+    path: Path,
+    target_width: int,
+    target_layers: tuple[int, ...] = (1, 2, 3),
+    draft_ids: Sequence[int] | None = None,
+    *,
+    rank: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    without: Sequence[str] = (),
+    seed: int = 1,
+) -> Path:
+    """Write a random DFlash head with the vocabulary of bytes, whose blocks have 5 rows.
+
+    Args:
+        path: of the file.
+        target_width: numbers of a state of a layer of the target, whose embedding and output layer it takes.
+        target_layers: layers of the target whose states it reads.
+        draft_ids: tokens that it knows, in any order; ``None`` for all. It has an output layer of its own then.
+        rank: of what each token adds to the next of a block, as in DSpark, with confidences; 0 for DFlash.
+        metadata: stands in the place of its own, or beside it; ``None`` leaves a key out.
+        without: names of tensors to leave out.
+        seed: of the weights.
+    """
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(seed)
+    width, heads, size, wide, layers = target_width, 2, 16, 48, 2
+    writer = gguf.GGUFWriter(path, "dflash")
+    of_model: dict[str, Any] = {
+        "dflash.block_count": layers,
+        "dflash.context_length": 256,
+        "dflash.embedding_length": width,
+        "dflash.feed_forward_length": wide,
+        "dflash.attention.head_count": heads,
+        "dflash.attention.head_count_kv": 1,
+        "dflash.attention.key_length": size,
+        "dflash.attention.value_length": size,
+        "dflash.attention.layer_norm_rms_epsilon": 1e-6,
+        "dflash.rope.freq_base": 10000.0,
+        "dflash.block_size": 5,
+        "dflash.target_layers": list(target_layers),
+        "tokenizer.ggml.mask_token_id": MASK_ID,
+    }
+    for key, value in {**of_model, **(metadata or {})}.items():
+        if value is not None:
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+            add[type(value)](key, value)
+    add_byte_tokenizer(writer)
+    known = BYTE_VOCABULARY_SIZE if draft_ids is None else len(draft_ids)
+    tensors: dict[str, tuple[int, ...]] = {"fc.weight": (width, target_width * len(target_layers))}
+    norms = {"enc.output_norm": width, "output_norm": width}
+    if draft_ids is not None:
+        tensors["output.weight"] = (known, width)
+    if rank:
+        tensors |= {"markov_w1.weight": (BYTE_VOCABULARY_SIZE, rank), "markov_w2.weight": (known, rank)}
+        tensors |= {"conf_proj.weight": (1, width + rank)}
+    for layer in range(layers):
+        of_layer = {
+            "attn_q": (size * heads, width),
+            "attn_k": (size, width),
+            "attn_v": (size, width),
+            "attn_output": (width, size * heads),
+            "ffn_gate": (wide, width),
+            "ffn_up": (wide, width),
+            "ffn_down": (width, wide),
+        }
+        tensors |= {f"blk.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+        norms |= {f"blk.{layer}.{name}": width for name in ("attn_norm", "ffn_norm")}
+        norms |= {f"blk.{layer}.{name}": size for name in ("attn_q_norm", "attn_k_norm")}
+    for name, shape in tensors.items():
+        if name not in without:
+            writer.add_tensor(name, rng.normal(0, 1.5 / np.sqrt(shape[-1]), shape).astype(np.float32))
+    for name, length in norms.items():
+        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(length)).astype(np.float32))
+    if rank:
+        writer.add_tensor("conf_proj.bias", np.full(1, 0.3, np.float32))
     if draft_ids is not None:
         writer.add_tensor("d2t", np.array(draft_ids, np.int64))
     writer.write_header_to_file()

@@ -119,6 +119,21 @@ def test_a_useless_draft_costs_at_most_a_hundredth(name: str) -> None:
     assert replay(recordings, AutoPolicy(curve), curve).decode_s <= 1.01 * plain_s(recordings, curve)
 
 
+@pytest.mark.parametrize("name", MOSTLY_LONG)
+def test_a_block_is_used_as_far_as_it_pays(name: str) -> None:
+    """What asking for it takes, three tenths of a pass, is learned: useless, it costs little, and good, it is used."""
+    curve = CURVES[name]
+    free_s = 0.3 * curve.round_s(1)
+
+    def ask(right: float, policy: Policy) -> float:
+        skills = {"draft": Skill(right, is_model=False)}
+        blocks = [synthetic(seed, skills, num_tokens=512, num_prompt=100, depth=15) for seed in range(2)]
+        return replay(blocks, policy, curve, free_s=free_s).decode_s
+
+    assert ask(0.02, AutoPolicy(curve)) <= 1.012 * ask(0.02, NO_SPECULATION)
+    assert ask(0.8, AutoPolicy(curve)) <= min(ask(0.8, FixedPolicy(depth)) for depth in (1, 4, 7, 15))
+
+
 @pytest.mark.parametrize("factor", [0.5, 3.0])
 def test_a_useless_draft_on_a_machine_that_drifts(factor: float) -> None:
     recordings, curve = texts(right=0.02), CURVES["Q4_0"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.drafters.following import FollowingDrafter
-from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
+from paceline.drafters.head import BlockHeadDrafter, CacheHeadDrafter, HeadDrafter
 from paceline.engines.scripted import (
     HeadRow,
     LogitFunction,
@@ -29,7 +29,7 @@ from paceline.engines.scripted import (
 )
 from paceline.engines.state_track import StateTrack
 from tests.conftest import SUMMARY_LINES
-from tests.helpers import CacheHead, CountingPool, frozen
+from tests.helpers import BlockHead, CacheHead, CountingPool, frozen
 from tests.runtime.test_lossless import CountingEngine, Scene, Setup, Tally, check_scene, scenes
 from tests.tiers import by_tier
 
@@ -43,10 +43,14 @@ def state_of(tokens: Sequence[int]) -> FloatArray:
     return np.array([len(tokens), *([-1] * KNOWN + list(tokens))[-KNOWN:]], np.float32)
 
 
+def tokens_of_state(state: FloatArray) -> list[int]:
+    return [int(each) for each in state[1:] if each >= 0]
+
+
 def tokens_of(row: HeadRow) -> list[int]:
     """The latest tokens that a head reads, the row's own last."""
     token_id, state = row
-    return [*(int(each) for each in state[1:] if each >= 0), token_id]
+    return [*tokens_of_state(state), token_id]
 
 
 def own_state(rows: Sequence[HeadRow]) -> FloatArray:
@@ -55,11 +59,15 @@ def own_state(rows: Sequence[HeadRow]) -> FloatArray:
 
 
 class Targets:
-    """Makes targets that hold states, and heads of the latest of them, which may read its cache."""
+    """Makes targets that hold states, and heads of the latest of them.
 
-    def __init__(self, *, read_cache: bool) -> None:
+    Args:
+        kind: of the heads: they have a cache of their own, read that of the target, or say blocks.
+    """
+
+    def __init__(self, kind: str) -> None:
         self.latest: CountingEngine | None = None
-        self._read_cache = read_cache
+        self._kind = kind
 
     def make(self, model: LogitFunction, vocabulary: ScriptedVocabulary, **limits: Any) -> CountingEngine:
         self.latest = CountingEngine(model, vocabulary, state_of=state_of, state_width=1 + KNOWN, **limits)
@@ -73,7 +81,7 @@ class Targets:
         other = random_model(scene.vocab_size, seed=rng.getrandbits(32), order=2, spread=scene.spread)
         blend = frozen(blended_model(target, other, setup.draft_distance))
         share = rng.choice((0.0, 0.0, 0.3))
-        unknown = [token_id for token_id in range(scene.vocab_size) if rng.random() < share]
+        unknown = [token_id for token_id in range(1, scene.vocab_size) if rng.random() < share]
 
         def say(rows: Sequence[HeadRow]) -> Float64Array:
             for before, row in itertools.pairwise(rows):
@@ -92,7 +100,9 @@ class Targets:
             check_place(cached, rows)
             return say(rows)
 
-        if self._read_cache:
+        if self._kind == "blocks":
+            return self._make_block_head(scene, rng, vocabulary, say)
+        if self._kind == "target's cache":
             head = CacheHead(
                 self.latest,
                 say_of_cache,
@@ -117,17 +127,56 @@ class Targets:
         drafter.pool = CountingPool(engine, max_idle=0, max_saved_bytes=0)
         return drafter
 
+    def _make_block_head(
+        self,
+        scene: Scene,
+        rng: random.Random,
+        vocabulary: ScriptedVocabulary,
+        say: Callable[[Sequence[HeadRow]], Float64Array],
+    ) -> BlockHeadDrafter:
+        """Return a head whose tokens depend on the drafts before them, or on what it would have said itself."""
+        assert self.latest is not None
+        depends, size = rng.choice((True, False)), rng.choice((1, 3, 8))
+
+        def say_in_block(rows: Sequence[HeadRow], root: int, drafted: Sequence[int]) -> Float64Array:
+            for before, row in itertools.pairwise(rows):
+                assert row[1][0] == before[1][0] + 1, "a state is not that of the token after"
+                assert tokens_of_state(row[1])[-KNOWN:] == [*tokens_of_state(before[1]), row[0]][-KNOWN:]
+            assert all(tokens_of_state(state)[-1] == token_id for token_id, state in rows), "of another token"
+            latest = [*tokens_of_state(rows[-1][1]), root]
+            length = int(rows[-1][1][0])
+            for place in range(len(drafted) + 1):
+                state = np.array([length + place, *([-1] * KNOWN + latest[:-1])[-KNOWN:]], np.float32)
+                logits = say([(latest[-1], state)])
+                if place < len(drafted):
+                    latest.append(drafted[place] if depends else int(np.argmax(logits)))
+            return logits
+
+        head = BlockHead(
+            say_in_block,
+            vocabulary,
+            size=size,
+            state_width=1 + KNOWN,
+            context_length=4096 if scene.calm else size + 1 + rng.choice((40, 7, 3, 2)),
+            max_rows=64 if scene.calm else size + rng.choice((64, 5, 2, 1)),
+            max_sequences=4 if scene.calm else rng.choice((4, 1)),
+            cells=None if scene.calm else rng.choice((None, 60, 25)),
+        )
+        drafter = BlockHeadDrafter(head, target=self.latest.vocabulary)
+        drafter.pool = CountingPool(head, max_idle=0, max_saved_bytes=0)
+        return drafter
+
 
 @pytest.fixture(scope="module")
 def tally() -> Tally:
     return Tally()
 
 
-@pytest.mark.parametrize("read_cache", [False, True], ids=["own cache", "target's cache"])
-@settings(max_examples=NUM_SCENES * 3 // 5)
+@pytest.mark.parametrize("kind", ["own cache", "target's cache", "blocks"])
+@settings(max_examples=NUM_SCENES * 2 // 5)
 @given(scene=scenes())
-def test_speculative_is_plain(scene: Scene, tally: Tally, read_cache: bool) -> None:
-    rng, targets = random.Random(scene.seed), Targets(read_cache=read_cache)
+def test_speculative_is_plain(scene: Scene, tally: Tally, kind: str) -> None:
+    rng, targets = random.Random(scene.seed), Targets(kind)
     setups = tuple(
         dataclasses.replace(setup, drafters=(*(n for n in setup.drafters if n != "draft"), "draft")[-2:])
         for setup in scene.setups

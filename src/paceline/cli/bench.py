@@ -43,6 +43,7 @@ from paceline.cli.options import (
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
+from paceline.engines.base import paced_draft
 from paceline.engines.loading import foreseen_context_length, reader_of
 from paceline.engines.options import ModelOptions
 from paceline.engines.slow_passes import slow_passes
@@ -379,7 +380,7 @@ def _get_profile(
     return find_or_measure(
         engines.target,
         target_options,
-        engines.draft,
+        paced_draft(engines.draft),
         draft_options,
         budget=ProfilingBudget(budget_s, max_passes=None),
         # A bench in a hurry is content with what was measured before, and leaves no later load with the little that it

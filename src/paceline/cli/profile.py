@@ -32,7 +32,7 @@ from paceline.cli.options import (
 )
 from paceline.core.errors import InputError
 from paceline.core.extras import missing
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, paced_draft
 from paceline.environment import ModelChoice
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft
@@ -132,7 +132,7 @@ def profile_command(
         kept = find_or_measure(
             pair.target,
             pair.target_options,
-            pair.draft,
+            paced_draft(pair.draft),
             pair.draft_options,
             budget=budget,
             widths=wanted,

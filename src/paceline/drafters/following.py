@@ -179,7 +179,7 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
     def begin(self, request: Request) -> None:
         self._followers[request.id] = self._follow(request)
 
-    def unread(self, request: Request) -> int:
+    def unread(self, request: Request) -> int | None:
         """Return the length of what was said since the model last read, at most its context."""
         follower = self._followers[request.id]
         self._catch_up_text(follower, request)

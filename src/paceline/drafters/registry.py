@@ -9,11 +9,11 @@ from paceline.core.errors import InputError, VocabularyMismatchError, blame
 from paceline.core.vocabulary import Vocabulary
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
+from paceline.drafters.head import BlockHeadDrafter, CacheHeadDrafter, HeadDrafter
 from paceline.drafters.lookup import LookupDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.drafters.translated import TranslatedDrafter
-from paceline.engines.base import Engine, lender
+from paceline.engines.base import Engine, as_block_head, lender
 from paceline.engines.sequence_pool import SequencePool
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 from paceline.vocabularies.relation import VocabularyRelation, check_vocabularies, relate_vocabularies
@@ -72,8 +72,7 @@ def build_drafters(
         if name == "draft":
             assert draft is not None
             if draft.capabilities.reads_states:
-                kind = HeadDrafter if lender(draft) is None else CacheHeadDrafter
-                drafters.append(kind(draft, target=target.vocabulary))
+                drafters.append(_head_drafter(target.vocabulary, draft))
                 continue
             tokens = draft_tokens or relate_draft(target.vocabulary, draft.vocabulary, draft_vocab, draft_map)
             drafters.append(_draft_drafter(target.vocabulary, draft, draft_pool, tokens))
@@ -116,6 +115,13 @@ def relate_draft(
             "translate all the same (`DraftOptions.vocab='translate'`)"
         )
     return relation
+
+
+def _head_drafter(target: Vocabulary, head: Engine) -> HeadDrafter:
+    block_head = as_block_head(head)
+    if block_head is not None:
+        return BlockHeadDrafter(block_head, target=target)
+    return HeadDrafter(head, target=target) if lender(head) is None else CacheHeadDrafter(head, target=target)
 
 
 def _draft_drafter(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, cast
 
 from paceline.core.arrays import FloatArray
 from paceline.core.vocabulary import Vocabulary
@@ -259,6 +259,59 @@ def lender(head: Engine) -> Engine | None:
     """Return the target whose sequences a head has for its own, as it reads that one's cache; ``None`` for others."""
     found: Engine | None = getattr(head, "lender", None)
     return found
+
+
+class Block(Protocol):
+    """What a head says in one pass of the tokens after a text. Valid until the head's next pass."""
+
+    def logits(self, drafted: Sequence[int]) -> FloatArray:
+        """Return the logits ``[vocab]`` of what follows these drafts of the block: borrowed and read-only."""
+        ...
+
+    def confidence(self, drafted: Sequence[int]) -> float | None:
+        """Return how likely it is that a draft after these is right; ``None`` for a head that does not say it."""
+        ...
+
+
+class BlockHead(Engine, Protocol):
+    """A head that says several tokens in one pass. Its cache holds states: ``forward`` reads these alone.
+
+    A step of it has states, the tokens that they are of, which are not read, and no outputs.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block: drafts that :meth:`Block.logits` is given are fewer."""
+        ...
+
+    def draft_blocks(self, roots: Sequence[tuple[int, int]]) -> Sequence[Block]:
+        """Return what follows the committed states of sequences and a root behind each; nothing stays in the cache.
+
+        Args:
+            roots: sequences, one or more and with nothing pending, and a token each; so many that ``max_rows`` is not
+                exceeded by ``block_rows`` for each.
+
+        Raises:
+            NoRoomError: the cache cannot hold the rows.
+            EngineError: the pass failed.
+            ValueError: the roots break the contract.
+        """
+        ...
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block takes in a pass."""
+        ...
+
+
+def as_block_head(head: Engine) -> BlockHead | None:
+    """Return a head that says several tokens in one pass; ``None`` for all other engines."""
+    return cast(BlockHead, head) if hasattr(head, "draft_blocks") else None
+
+
+def paced_draft(draft: Engine | None) -> Engine | None:
+    """Return a draft whose passes add one token, so that what they cost is measured before; ``None`` for others."""
+    return None if draft is None or as_block_head(draft) is not None else draft
 
 
 class EmbeddingEngine(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -68,6 +68,7 @@ class GgufHeader:
         array_lengths: items of each array that is not in ``metadata``.
         weights_by_type: number of weights in all tensors of this file, by ggml's number for their type.
         spans: first byte and the one after the last of each tensor, by its name; tensors of unknown types are left out.
+        tensors: ggml's number for the type of each, by its name.
         num_bytes: length of all this, from the start of the file.
     """
 
@@ -75,7 +76,7 @@ class GgufHeader:
     array_lengths: Mapping[str, int]
     weights_by_type: Mapping[int, int]
     spans: Mapping[str, tuple[int, int]]
-    tensors: Collection[str]
+    tensors: Mapping[str, int]
     num_bytes: int
 
     @property
@@ -182,8 +183,8 @@ class _Reader:
                     metadata[key] = items
             else:
                 metadata[key] = self._value(kind, key)
-        names, weights_by_type, spans = self._tensors(num_tensors, metadata.get("general.alignment", 32))
-        return GgufHeader(metadata, array_lengths, weights_by_type, spans, names, self._offset)
+        kinds, weights_by_type, spans = self._tensors(num_tensors, metadata.get("general.alignment", 32))
+        return GgufHeader(metadata, array_lengths, weights_by_type, spans, kinds, self._offset)
 
     def _check_version(self, version: int) -> None:
         """Raise for versions of which the rest cannot be read, or not by llama.cpp."""
@@ -207,34 +208,34 @@ class _Reader:
 
     def _tensors(
         self, num_tensors: int, alignment: Value
-    ) -> tuple[list[str], Counter[int], dict[str, tuple[int, int]]]:
-        """Return names, the number of weights by type, and where tensors lie; check that all end within the file."""
+    ) -> tuple[dict[str, int], Counter[int], dict[str, tuple[int, int]]]:
+        """Return types, the number of weights by type, and where tensors lie; check that all end within the file."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        names: list[str] = []
+        kinds: dict[str, int] = {}
         weights_by_type: Counter[int] = Counter()
         spans: dict[str, tuple[int, int]] = {}
         for _ in range(num_tensors):
             name = self._text()
-            names.append(name)
             num_dimensions = int(self._scalar(_UINT32))
             if num_dimensions > _MAX_DIMENSIONS:
                 raise _DamagedError(f"a tensor of {num_dimensions} dimensions")
             shape = [int(self._scalar(_UINT64)) for _ in range(num_dimensions)]
             kind, offset = int(self._scalar(_UINT32)), int(self._scalar(_UINT64))
+            kinds[name] = kind
             weights_by_type[kind] += prod(shape)
             if kind in GGML_QUANT_SIZES:  # a newer type than the package knows is llama.cpp's to judge
                 block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
                 spans[name] = offset, offset + prod(shape) // block * num_bytes
         if not weights_by_type:  # such a file need not be padded either
-            return names, weights_by_type, {}
+            return kinds, weights_by_type, {}
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"an alignment of {alignment!r}")
         data = -(-self._offset // alignment) * alignment
         end = data + max((end for _, end in spans.values()), default=0)
         if end > len(self._data):
             raise _DamagedError(f"its tensors end at byte {end}, the file at {len(self._data)}")
-        return names, weights_by_type, {name: (data + start, data + end) for name, (start, end) in spans.items()}
+        return kinds, weights_by_type, {name: (data + start, data + end) for name, (start, end) in spans.items()}
 
     def _array(self, key: str) -> tuple[list[Scalar] | None, int]:
         kind = int(self._scalar(_UINT32))

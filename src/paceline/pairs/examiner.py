@@ -27,6 +27,7 @@ from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
 from paceline.core.errors import PacelineError
 from paceline.core.params import StopRules
+from paceline.engines.base import paced_draft
 from paceline.engines.loading import is_head, open_vocabulary
 from paceline.engines.options import ModelOptions
 from paceline.model_pair import ModelPair, open_pair
@@ -241,7 +242,7 @@ class Examiner:
         return find_or_measure(
             engines.target,
             pair.target_options,
-            engines.draft,
+            paced_draft(engines.draft),
             pair.draft_options,
             budget=ProfilingBudget(_PROFILING_SHARE * self._budget_s, max_passes=None),
             # A shorter profile would be kept for later loads, with few measurements.

@@ -25,17 +25,18 @@ from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequen
 from paceline.engines.cell_count import CellCount
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.batch import NativeBatch
+from paceline.engines.llama_cpp.blocks import Block, Follow
 from paceline.engines.llama_cpp.heads import load_head
 from paceline.engines.llama_cpp.lines import Lines, NativeSequence, Placement
 from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps
 from paceline.engines.llama_cpp.state_rows import StateRows
-from paceline.engines.llama_cpp.states import own_head, read_head
+from paceline.engines.llama_cpp.states import BlockForm, own_head, read_head
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
 from paceline.engines.state_track import StateTrack
@@ -133,7 +134,7 @@ class LlamaCppEngine:
         self._stream = loaded.stream
         self._memory_plan: MemoryPlan | None = None
         if settings.devices:
-            warm_up(self)
+            self._warm_up()
         if loaded.stream is not None and loaded.room is not None:
             try:
                 self._memory_plan = loaded.stream.start(self._path, loaded.room, self._try_rows)
@@ -149,7 +150,10 @@ class LlamaCppEngine:
         self._memory: Any = api.llama_get_memory(loaded.context)
         self._capabilities = loaded.capabilities
         self._state_rows = StateRows(loaded)
+        # What is read of a state, which an encoder may have made narrower.
         read_width = self._state_rows.width if self._capabilities.reads_states else 0
+        if loaded.block is not None:
+            read_width = self._capabilities.state_width
         self._batch = NativeBatch(settings.native_rows, settings.max_ids, read_width)
         self._lines = Lines(
             self._memory,
@@ -160,6 +164,9 @@ class LlamaCppEngine:
             positions=self._capabilities.context_length + (self._capabilities.max_rollback or 0),
         )
         self._sequences = self._lines.sequences
+
+    def _warm_up(self) -> None:
+        warm_up(self)
 
     def open_head(self, path: Path | None = None) -> LlamaCppEngine:
         """Return an engine for a head, which reads this engine's states (``ModelOptions.hold_states``).
@@ -173,6 +180,8 @@ class LlamaCppEngine:
             raise CapabilityError(
                 f"{path or self._path} has no head that reads the states {self._path} was loaded with"
             )
+        if kind.block is not None:
+            return LlamaCppBlockHead(load_head(self._loaded, kind, path))
         if not kind.reads_cache:
             head = LlamaCppEngine.__new__(LlamaCppEngine)
             head._start(load_head(self._loaded, kind, path))
@@ -876,6 +885,126 @@ class _CacheReader(LlamaCppEngine):
         self._call(row, ())
         self._state_rows.expect(unread, row)
 
+
+class LlamaCppBlockHead(LlamaCppEngine):
+    """A head that says a block of tokens in one pass. See :class:`~paceline.engines.base.BlockHead` for the contract.
+
+    Args:
+        loaded: the head.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        assert loaded.block is not None
+        self._block: BlockForm = loaded.block
+        self._follow = Follow(Path(loaded.options.path), loaded.block) if loaded.block.follows else None
+        self._start(loaded)
+
+    @property
+    def block_size(self) -> int:
+        return self._block.size
+
+    @property
+    def block_rows(self) -> int:
+        return self._block.rows
+
+    def draft_blocks(self, roots: Sequence[tuple[int, int]]) -> Sequence[Block]:
+        self._check_open()
+        native_threads.use()
+        block, batch = self._block, self._batch
+        states = self._check_roots(roots)
+        for number, (state, (_, root)) in enumerate(zip(states, roots, strict=True)):
+            first = number * block.rows
+            rows = slice(first, first + block.rows)
+            batch.tokens[rows] = block.mask_id
+            batch.tokens[first] = root
+            batch.positions[rows] = np.arange(state.committed, state.committed + block.rows)
+            batch.ids[rows, 0] = state.main
+            batch.wanted[rows] = 1
+        for state in states:
+            state.torn = True
+        try:
+            self._call(len(roots) * block.rows, ())
+        finally:
+            for state in states:
+                api.llama_memory_seq_rm(self._memory, state.main, state.committed, -1)
+                state.torn = False
+        said = _BlockRows(self, self._generation)
+        return [Block(said, number * block.rows + block.first, block, self._follow) for number in range(len(roots))]
+
+    def _check_roots(self, roots: Sequence[tuple[int, int]]) -> list[NativeSequence]:
+        """Return the sequences of roots; changes nothing."""
+        states = [self._state(sequence) for sequence, _ in roots]
+        rows = len(roots) * self._block.rows
+        if not 0 < rows <= self._capabilities.max_rows:
+            raise ValueError(f"{len(roots)} blocks have {rows} rows, and a pass has 1 to {self._capabilities.max_rows}")
+        if len({sequence for sequence, _ in roots}) < len(roots):
+            raise ValueError("a pass has one block a sequence")
+        for state, (sequence, root) in zip(states, roots, strict=True):
+            if not state.committed or state.pending.parents:
+                raise ValueError(
+                    f"sequence {sequence} has {state.committed} committed states and {len(state.pending)} pending: a "
+                    "block follows one or more, and none that is pending"
+                )
+            if state.committed + self._block.rows > self._capabilities.context_length:
+                raise ValueError(
+                    f"{state.committed} states and a block exceed the context of {self._capabilities.context_length}"
+                )
+            if not 0 <= root < self._vocabulary_size:
+                raise ValueError(f"token {root} is not in a vocabulary of {self._vocabulary_size}")
+        return states
+
+    def _use_context(self) -> None:
+        super()._use_context()
+        has_sections = api.llama_model_rope_type(self._loaded.model) == api.LLAMA_ROPE_TYPE_MROPE
+        size = _SECTIONS * self._loaded.settings.native_rows if has_sections else 0
+        self._positions: npt.NDArray[np.int32] = np.zeros(size, np.int32)
+
+    def _warm_up(self) -> None:
+        """Blocks have one width."""
+
+    def _check_steps(self, steps: Sequence[Step]) -> tuple[list[NativeSequence], int]:
+        for step in steps:
+            if step.states is None or len(step.outputs):
+                raise ValueError("this head reads states, and what it says of them is asked for by blocks")
+        return super()._check_steps(steps)
+
+    def _call(self, rows: int, placements: Sequence[Placement]) -> None:
+        """Make a native call of states, which are placed, or of blocks, which are not."""
+        batch, positions = self._batch, self._batch.positions
+        batch.native.token = None if placements else _pointer(batch.tokens, ctypes.c_int32)
+        batch.native.embd = _pointer(batch.states, ctypes.c_float) if placements else None
+        if placements and len(self._positions):
+            positions = self._positions
+            positions[: 3 * rows] = np.tile(batch.positions[:rows], 3)
+            positions[3 * rows : 4 * rows] = 0
+        batch.native.pos = _pointer(positions, ctypes.c_int32)
+        super()._call(rows, placements)
+
+
+class _BlockRows:
+    """The rows of a pass of a block head, in llama.cpp's own buffers."""
+
+    def __init__(self, engine: LlamaCppBlockHead, generation: int) -> None:
+        self._engine = engine
+        self._generation = generation
+
+    def logits(self, row: int) -> FloatArray:
+        logits: FloatArray = self._engine._logit_rows(self._generation)[row]
+        return logits
+
+    def confidence(self, row: int) -> float:
+        engine = self._engine
+        engine._logit_rows(self._generation)  # waits for the pass, and knows whether there was another
+        width = int(api.llama_model_n_embd_out(engine._loaded.model))
+        return float(native.state_rows(engine._context, OUTPUT_STATE, row + 1, width)[row, 0])
+
+
+def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+_SECTIONS: Final = 4
+"""Positions of a row, where they have several sections; of text the first three are the same and the last is 0."""
 
 _NO_ROWS: Final[FloatArray] = np.zeros((0, 0), np.float32)
 """Rows of a step that wants none."""

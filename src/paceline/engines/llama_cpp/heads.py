@@ -1,9 +1,9 @@
 """Heads of GGUF models, which draft from the states of the model that they belong to.
 
 llama.cpp runs an MTP layer by a context of its own kind, on the weights of the target or on those of a file that holds
-the layer alone; EAGLE-3 as a model with an encoder, which fuses the states of several layers to one; and an assistant
-of Gemma 4 on the cache of its target. It ends its process over much that does not fit, so that is refused before
-(:mod:`.states`).
+the layer alone; EAGLE-3 as a model with an encoder, which fuses the states of several layers to one; an assistant of
+Gemma 4 on the cache of its target; and DFlash as a model whose cache holds states (:mod:`.blocks`). It ends its process
+over much that does not fit, so that is refused before (:mod:`.states`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, Final
 import llama_cpp.llama_cpp as api
 
 from paceline.core.errors import CapabilityError
+from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.loading import LoadedModel, create_context, describe_loaded
 from paceline.engines.llama_cpp.remarks import warn
 from paceline.engines.llama_cpp.settings import DRAFT_BATCH
-from paceline.engines.llama_cpp.states import HeadFile, check_reads_cache
+from paceline.engines.llama_cpp.states import HeadFile, check_reads_cache, check_token_ids
 from paceline.engines.llama_cpp.weights import free_model, read_model
 from paceline.engines.memory import NO_FOOTPRINT
 from paceline.engines.options import OUTPUT_STATE
@@ -48,21 +49,28 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
         settings = dataclasses.replace(of_target.with_batch(rows, rows), branches=0, attention_is_open=False)
     else:
         rows = of_target.batch_rows if of_target.devices else min(of_target.batch_rows, DRAFT_BATCH)
+        block_rows, window = (0, 0) if head.block is None else (head.block.rows, head.block.window)
+        keepers = window > 0 and 1 < options.max_sequences <= native.MAX_SEQUENCE_IDS // 2
+        rows = max(rows, block_rows)
+        # A block lies behind the text.
+        length = of_target.context_length + block_rows
+        cells = options.max_sequences * of_target.context_length if options.cells is None else options.cells
         settings = dataclasses.replace(
             of_target.with_batch(rows, rows),
-            cells=options.max_sequences * of_target.context_length if options.cells is None else options.cells,
+            context_length=length,
+            cells=cells + options.max_sequences * block_rows,
             branches=0,
-            max_ids=options.max_sequences,
+            max_ids=options.max_sequences * (2 if keepers else 1),
             recurrent=False,
             snapshots=0,
-            window=0,
-            keepers=False,
+            window=window,
+            keepers=keepers,
             apart=False,
             attention_is_open=False,
         )
-    if head.kind != "eagle3":
+    if head.kind not in ("eagle3", "dflash"):
         settings = dataclasses.replace(settings, context_type=api.LLAMA_CONTEXT_TYPE_MTP)
-    options = dataclasses.replace(options, hold_states=(OUTPUT_STATE,))
+    options = dataclasses.replace(options, hold_states=() if head.block is not None else (OUTPUT_STATE,))
     model, keep_alive = target.model, target.keep_alive
     if path is not None:
         options = dataclasses.replace(options, path=path)
@@ -72,6 +80,10 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
             _check_fits(model, head, path, target)
             warn(path, remarks)
         context, _ = create_context(model, options, settings, None, target.context if head.borrows else None)
+        if head.block is not None:
+            api.llama_set_causal_attn(context, head.block.causal)
+            if head.block.says_confidence:
+                native.hold_output_states(context)
     except BaseException:
         if path is not None:
             free_model(model, None)
@@ -84,6 +96,7 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
         context=context,
         capabilities=dataclasses.replace(
             target.capabilities,
+            context_length=settings.context_length,
             max_rows=settings.batch_rows,
             max_outputs=settings.output_rows,
             cells=settings.cells,
@@ -99,6 +112,7 @@ def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> 
         footprint=NO_FOOTPRINT,
         encodes=head.kind == "eagle3",
         reads_cache=head.reads_cache,
+        block=head.block,
         lender=target,
     )
     target.heads.append(loaded)
@@ -109,7 +123,7 @@ def _check_fits(model: Any, head: HeadFile, path: Path, target: LoadedModel) -> 
     """Raise ``CapabilityError`` for a head of another model, which llama.cpp would run all the same, or end over."""
     of_target = Path(target.options.path)
     its, wanted = (str(read_gguf_header(each).metadata.get("general.architecture")) for each in (path, of_target))
-    if head.kind != "eagle3" and its.removesuffix("-assistant") != wanted:
+    if head.kind not in ("eagle3", "dflash") and its.removesuffix("-assistant") != wanted:
         raise CapabilityError(
             f"{path} is a head for a model of {its.removesuffix('-assistant')}, and {of_target} is one of {wanted}: "
             "give the head that was made for this model, or leave it out"
@@ -120,10 +134,11 @@ def _check_fits(model: Any, head: HeadFile, path: Path, target: LoadedModel) -> 
     checks = [("number of tokens", _num_tokens(model), _num_tokens(target.model))]
     if head.target_width is not None:
         checks.append(("target's width", head.target_width, width))
-    if head.kind != "eagle3":
+    if head.kind not in ("eagle3", "dflash"):
         checks.append(("width", api.llama_model_n_embd_out(model), width))
-    elif head.borrows:
+    elif head.kind == "eagle3" and head.borrows:
         checks.append(("width, without an embedding of its own,", api.llama_model_n_embd(model), width))
+    check_token_ids(path, _num_tokens(model))
     for what, found, due in checks:
         if found != due:
             raise CapabilityError(

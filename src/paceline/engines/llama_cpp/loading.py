@@ -18,7 +18,7 @@ from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.memory import memory_limit, settle_context, too_little
 from paceline.engines.llama_cpp.remarks import of_context, warn
 from paceline.engines.llama_cpp.settings import Settings, check_options, choose_settings, file_type, logit_tolerance
-from paceline.engines.llama_cpp.states import check_states
+from paceline.engines.llama_cpp.states import BlockForm, check_states
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.llama_cpp.weights import free_model, read_model
@@ -53,6 +53,7 @@ class LoadedModel:
         footprint: memory of the process that loading it took.
         encodes: of a head whether an encoder fuses the states that it is given.
         reads_cache: of a head whether it has no cache, and reads that of its target.
+        block: of a head how it is asked for a block of tokens; ``None`` for all others.
         lender: of a head its target, of whose model and context it may use parts.
         heads: its heads, for which it stays in memory.
         is_freed: nobody but heads needs it any more.
@@ -70,6 +71,7 @@ class LoadedModel:
     footprint: Footprint
     encodes: bool = False
     reads_cache: bool = False
+    block: BlockForm | None = None
     lender: LoadedModel | None = None
     heads: list[LoadedModel] = field(default_factory=list)
     is_freed: bool = False

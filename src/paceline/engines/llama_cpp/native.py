@@ -358,6 +358,11 @@ def hold_states(context: Any, layers: Sequence[int]) -> None:
             _set_layer_input(context, layer, True)
 
 
+def hold_output_states(context: Any) -> None:
+    """Have a context keep the states of the outputs of a pass, which for some heads hold something else."""
+    _set_states(context, True, True)
+
+
 def state_rows(context: Any, layer: int, rows: int, width: int) -> npt.NDArray[np.float32]:
     """Return the states ``[rows, width]`` of a layer in the latest pass, in llama.cpp's own memory."""
     address = _get_states(context) if layer == OUTPUT_STATE else _get_layer_input(context, layer)

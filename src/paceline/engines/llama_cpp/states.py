@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.core.errors import CapabilityError, ModelFileError
 from paceline.engines.llama_cpp import native
 from paceline.engines.options import OUTPUT_STATE
@@ -19,7 +22,7 @@ from paceline.models.gguf_checks import is_mtp_file
 from paceline.models.gguf_header import GgufHeader, Value, read_gguf_header
 from paceline.models.registry import MTP_FILES
 
-HeadKind: TypeAlias = Literal["mtp", "eagle3", "gemma4-assistant"]
+HeadKind: TypeAlias = Literal["mtp", "eagle3", "gemma4-assistant", "dflash"]
 
 MTP_ARCHITECTURES: Final = frozenset(("qwen35", "qwen35moe"))
 """Architectures whose MTP layer, and the states that it reads, were tried."""
@@ -27,7 +30,7 @@ _OF_ASSISTANTS: Final = "gemma4"
 """Architecture of the targets of assistants, whose own name goes on from it."""
 _WITH_OUTPUT_STATES: Final = MTP_ARCHITECTURES | {_OF_ASSISTANTS}
 """Architectures of which the states that the output layer reads were tried."""
-_WITH_LAYER_INPUTS: Final = frozenset(("llama", "qwen3", "qwen3moe"))
+_WITH_LAYER_INPUTS: Final = frozenset(("llama", "qwen3", "qwen3moe")) | MTP_ARCHITECTURES
 """Architectures of which the inputs of layers were tried, but of the output layer, which these do not give."""
 
 _NAMES: Final = {MTP_FILES: _WITH_OUTPUT_STATES, "eagle3-": _WITH_LAYER_INPUTS}
@@ -40,6 +43,36 @@ _Shape: TypeAlias = tuple[bool, int, int, int]
 
 _EAGLE_LAYERS: Final = 3
 """States of so many layers are what llama.cpp's graph of EAGLE-3 reads."""
+_MOST_BLOCK_ROWS: Final = 128
+"""Most rows of a block; heads of today have 16 or fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """How a head is asked for a block of tokens: by the root and masks behind it.
+
+    Attributes:
+        rows: of a pass, as it was trained.
+        first: the row that says the token after the root; those before it say nothing.
+        mask_id: the token that stands for one that is to be said.
+        causal: whether rows see those before them alone.
+        follows: whether what a row says depends on the token before, by weights in the file (DSpark).
+        says_confidence: whether it says of each row how likely that is right.
+        window: tokens that a row sees, in some layers at least; 0 for all.
+    """
+
+    rows: int
+    first: int
+    mask_id: int
+    causal: bool
+    follows: bool
+    says_confidence: bool
+    window: int
+
+    @property
+    def size(self) -> int:
+        """Tokens of a block."""
+        return self.rows - self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +84,14 @@ class HeadFile:
         layers: whose states it reads, as ``ModelOptions.hold_states`` has them.
         target_width: numbers of one of these states; ``None`` where the file does not say it.
         borrows: it has no embedding or no output layer of its own, and takes those of its target.
+        block: how it is asked for a block; ``None`` for a head that says one token a pass.
     """
 
     kind: HeadKind
     layers: tuple[int, ...]
     target_width: int | None = None
     borrows: bool = False
+    block: BlockForm | None = None
 
     @property
     def reads_cache(self) -> bool:
@@ -105,10 +140,10 @@ def read_head(path: Path) -> HeadFile:
     header = native.check_model_file(path, may_be_head=True).header
     said = header.metadata
     if said.get("general.architecture") == "gemma4-assistant":
-        layers = said.get("gemma4-assistant.block_count")
-        if not isinstance(layers, int) or said.get("gemma4-assistant.nextn_predict_layers") != layers:
+        num_layers, drafting = (said.get(f"gemma4-assistant.{key}") for key in ("block_count", "nextn_predict_layers"))
+        if not isinstance(num_layers, int) or drafting != num_layers:
             raise ModelFileError(
-                f"{path} has {layers} layers, and {said.get('gemma4-assistant.nextn_predict_layers')} of them draft "
+                f"{path} has {num_layers} layers, and {drafting} of them draft "
                 "(gemma4-assistant.nextn_predict_layers): convert it anew"
             )
         return HeadFile("gemma4-assistant", (OUTPUT_STATE,), borrows=True)
@@ -119,20 +154,93 @@ def read_head(path: Path) -> HeadFile:
                 f"{path} is no head that can be run here: one MTP layer for {', '.join(sorted(MTP_ARCHITECTURES))} can"
             )
         return head
+    if said.get("general.architecture") == "dflash":
+        return _read_dflash(path, header)
     if said.get("general.architecture") != "eagle3":
         raise CapabilityError(
-            f"{path} is a head of the kind {said.get('general.architecture')}, and MTP, EAGLE-3 and "
+            f"{path} is a head of the kind {said.get('general.architecture')}, and MTP, EAGLE-3, DFlash, DSpark and "
             "assistants of Gemma 4 can be run here: name another draft model"
         )
-    layers, width = said.get("eagle3.target_layers"), said.get("eagle3.target_hidden_size")
-    if not isinstance(layers, list) or len(layers) != _EAGLE_LAYERS or not all(type(each) is int for each in layers):
-        raise ModelFileError(
-            f"{path} names no {_EAGLE_LAYERS} layers of its target (eagle3.target_layers): convert it anew"
-        )
+    layers = _target_layers(path, said, _EAGLE_LAYERS)
+    width = said.get("eagle3.target_hidden_size")
     if said.get("eagle3.block_count") != 1:
         raise CapabilityError(f"{path} has {said.get('eagle3.block_count')} layers, and EAGLE-3 is run here with one")
-    borrows = not {"token_embd.weight", "output.weight"} <= set(header.tensors)
-    return HeadFile("eagle3", tuple(map(int, layers)), width if isinstance(width, int) else None, borrows)
+    return HeadFile("eagle3", layers, width if isinstance(width, int) else None, _borrows(header))
+
+
+def _read_dflash(path: Path, header: GgufHeader) -> HeadFile:
+    """Return a head that says a block of tokens in one pass: DFlash, or DSpark where each depends on the one before."""
+    said = header.metadata
+    layers = _target_layers(path, said)
+    if said.get("dflash.selector_top_k") or "selector_hidden.weight" in header.tensors:
+        raise CapabilityError(f"{path} is a DFlash2 head, and DFlash and DSpark can be run here: name another draft")
+    if said.get("dflash.hyper_connection_count"):
+        raise CapabilityError(f"{path} is a DSpark head for DeepSeek V4, which is not run here: name another draft")
+    follows = "markov_w1.weight" in header.tensors
+    starts = follows and said.get("dflash.sample_from_anchor") is not False
+    rows, mask_id = said.get("dflash.block_size"), said.get("tokenizer.ggml.mask_token_id")
+    if not isinstance(rows, int) or not 2 - starts <= rows <= _MOST_BLOCK_ROWS:
+        raise ModelFileError(
+            f"{path} has blocks of {rows} rows (dflash.block_size), and {2 - starts} to {_MOST_BLOCK_ROWS} can be "
+            "run: convert it anew"
+        )
+    if not isinstance(mask_id, int) or not 0 <= mask_id < header.array_lengths.get("tokenizer.ggml.tokens", 0):
+        raise ModelFileError(
+            f"{path} has no token to mask others with (tokenizer.ggml.mask_token_id {mask_id}): convert it anew"
+        )
+    width, window = said.get("dflash.embedding_length"), said.get("dflash.attention.sliding_window")
+    block = BlockForm(
+        rows,
+        first=0 if starts else 1,
+        mask_id=mask_id,
+        causal=said.get("dflash.attention.causal") is True,
+        follows=follows,
+        says_confidence=follows and "conf_proj.weight" in header.tensors,
+        window=window if isinstance(window, int) else 0,
+    )
+    # It reads states of its own width.
+    return HeadFile("dflash", layers, width if isinstance(width, int) else None, _borrows(header), block)
+
+
+def _target_layers(path: Path, said: Mapping[str, Value], number: int | None = None) -> tuple[int, ...]:
+    """Return the layers of its target that a head reads; so many of them, where they have to be."""
+    key = f"{said.get('general.architecture')}.target_layers"
+    layers = said.get(key)
+    if (
+        not isinstance(layers, list)
+        or not all(type(each) is int for each in layers)
+        or len(set(layers)) < max(len(layers), 1)
+        or (number is not None and len(layers) != number)
+    ):
+        some = "layers" if number is None else f"{number} layers"
+        raise ModelFileError(f"{path} names no {some} of its target ({key}): convert it anew")
+    return tuple(map(int, layers))
+
+
+def _borrows(header: GgufHeader) -> bool:
+    return not {"token_embd.weight", "output.weight"} <= set(header.tensors)
+
+
+def check_token_ids(path: Path, num_tokens: int) -> None:
+    """Raise ``ModelFileError`` where a head of fewer tokens than its target has ids that there are not, or one twice.
+
+    llama.cpp would write what it says of them to other memory.
+    """
+    ids = read_token_ids(path)
+    if ids is not None and (len(set(ids.tolist())) < len(ids) or ids.min() < 0 or ids.max() >= num_tokens):
+        raise ModelFileError(
+            f"{path} has {len(ids)} tokens of its own (d2t), and not each is another one of the {num_tokens} of its "
+            "vocabulary: convert it anew"
+        )
+
+
+def read_token_ids(path: Path) -> npt.NDArray[np.int64] | None:
+    """Return the tokens of its target that those of a head are; ``None`` where they are the same."""
+    header = read_gguf_header(path)
+    if "d2t" not in header.tensors:
+        return None
+    start, end = header.spans["d2t"]
+    return np.fromfile(path, np.int64, (end - start) // 8, offset=start)
 
 
 def check_reads_cache(path: Path, target: Path) -> None:
