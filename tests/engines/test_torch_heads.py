@@ -440,6 +440,21 @@ def test_states_are_what_layers_read_and_change_no_bit_of_a_row(architecture: st
     assert count_hooks(model) == hooks
 
 
+def test_states_come_along_with_copies_of_a_sequence() -> None:
+    engine = start(tiny(), hold_states=(0, 1))
+    sequence = engine.open()
+    engine.forward([Step(sequence, [4, 5, 6], range(COMMITTED_END, 2), [])])
+    engine.commit(sequence, [0, 1, 2])
+    expected = engine.states(sequence, 0, 3).copy()
+    saved, fork = engine.save(sequence), engine.fork(sequence)
+    assert saved.num_bytes == engine.saved_bytes(sequence)
+    engine.trim(sequence, 1)
+    engine.close_sequence(sequence)
+    for copy in (fork, engine.restore(saved)):
+        np.testing.assert_array_equal(engine.states(copy, 0, 3), expected)
+    engine.close()
+
+
 def count_hooks(model: Any) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
