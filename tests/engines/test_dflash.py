@@ -24,8 +24,8 @@ from paceline.planning.policies.fixed import FixedPolicy
 
 pytest.importorskip("llama_cpp")
 
-from paceline.engines.llama_cpp import LlamaCppEngine
-from paceline.engines.llama_cpp.engine import LlamaCppBlockHead
+from paceline.engines.llama_cpp import LlamaCppEngine, open_head
+from paceline.engines.llama_cpp.head_engines import BlockEngine
 
 ROUNDING = 1e-4
 LAYERS = (1, 2, 3)
@@ -54,9 +54,9 @@ def target(path: Path) -> Iterator[LlamaCppEngine]:
     engine.close()
 
 
-def open_block_head(target: LlamaCppEngine, file: Path) -> LlamaCppBlockHead:
-    head = target.open_head(file)
-    assert isinstance(head, LlamaCppBlockHead)
+def open_block_head(target: LlamaCppEngine, file: Path) -> BlockEngine:
+    head = open_head(target, file)
+    assert isinstance(head, BlockEngine)
     return head
 
 
@@ -159,7 +159,7 @@ def test_drafts_follow_the_states_of_the_layers_in_their_order(
     drafter.close()
 
 
-def read_states(head: LlamaCppBlockHead, sequence: int, states: FloatArray) -> None:
+def read_states(head: BlockEngine, sequence: int, states: FloatArray) -> None:
     rows = len(states)
     head.forward([Step(sequence, [0] * rows, range(COMMITTED_END, rows - 1), (), states)])
     head.commit(sequence, range(rows))

@@ -19,7 +19,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 
 pytest.importorskip("llama_cpp")
 
-from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine, open_head
 
 ROUNDING = 1e-4
 LAYERS = (1, 2, 3)
@@ -45,13 +45,13 @@ def test_answers_are_those_of_plain_decoding(
     target: LlamaCppEngine, tmp_path: Path, depth: int, temperature: float
 ) -> None:
     known = [*TOKENS, *range(100, 150)]
-    head = target.open_head(write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=known[::-1]))
+    head = open_head(target, write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=known[::-1]))
     check_answers(target, HeadDrafter(head, target=target.vocabulary), depth, temperature)
 
 
 def test_a_recurrent_model_answers_as_it_does_plainly(tmp_path: Path) -> None:
     target = open_target(write_model(tmp_path / "qwen35.gguf", "qwen35", tokenizer="bytes"), LAYERS)
-    head = target.open_head(write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=[*TOKENS, *range(100, 150)]))
+    head = open_head(target, write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=[*TOKENS, *range(100, 150)]))
     check_answers(target, HeadDrafter(head, target=target.vocabulary), 4, 0.8)
     target.close()
 
@@ -92,7 +92,7 @@ def test_what_the_head_says_is_what_its_layer_computes(
     """Beside a forward in numpy, of tokens and states of anything: all rows, some rows, and rows of two sequences."""
     rng = np.random.default_rng(4)
     file = write_eagle_head(tmp_path / "head.gguf", WIDTH, draft_ids=known)
-    head = target.open_head(file)
+    head = open_head(target, file)
     tokens = rng.integers(3, 259, 12).tolist()
     states = rng.standard_normal((12, 3 * WIDTH)).astype(np.float32)
     own, expected = forward_eagle(file, tokens, states, known)
@@ -168,7 +168,7 @@ def forward_eagle(
 @pytest.mark.parametrize("borrows", [False, True])
 def test_either_may_be_closed_first(path: Path, tmp_path: Path, borrows: bool) -> None:
     target = open_target(path, LAYERS)
-    head = target.open_head(write_eagle_head(tmp_path / "head.gguf", WIDTH, borrows=borrows))
+    head = open_head(target, write_eagle_head(tmp_path / "head.gguf", WIDTH, borrows=borrows))
     states = np.ones((1, 3 * WIDTH), np.float32)
     sequence = head.open()
     before = last_row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)])

@@ -33,7 +33,7 @@ from paceline.replaying.recorder import record
 
 pytest.importorskip("llama_cpp")
 
-from paceline.engines.llama_cpp import LlamaCppEngine
+from paceline.engines.llama_cpp import LlamaCppEngine, open_head
 
 ROUNDING = 5e-3
 """Some numbers are rounded to half precision, of which one may fall the other way."""
@@ -62,7 +62,7 @@ def target(path: Path) -> Iterator[LlamaCppEngine]:
 def test_answers_are_those_of_plain_decoding(
     target: LlamaCppEngine, file: Path, depth: int, temperature: float
 ) -> None:
-    drafter = CacheHeadDrafter(target.open_head(file), target=target.vocabulary)
+    drafter = CacheHeadDrafter(open_head(target, file), target=target.vocabulary)
     check_answers(target, drafter, depth, temperature)
 
 
@@ -73,7 +73,7 @@ def test_drafts_of_any_number_are_accepted_and_refused(
     """Of a head that says now and then what the target will: every chain of up to 4 drafts ends everywhere."""
     expected = answers(target, [], 0, temperature)
     texts = {tuple(answer.prompt_ids): answer.token_ids for answer in expected}
-    drafter = CacheHeadDrafter(target.open_head(file), target=target.vocabulary)
+    drafter = CacheHeadDrafter(open_head(target, file), target=target.vocabulary)
     rng = np.random.default_rng(5)
 
     def read(job: DraftJob, frontier: int, logits: FloatArray) -> tuple[list[Proposal], float | None]:
@@ -99,7 +99,7 @@ def test_drafts_of_any_number_are_accepted_and_refused(
 def test_holding_states_changes_no_bit_of_a_row(path: Path, file: Path) -> None:
     """Nor does a head that drafts between the passes."""
     held, plain = open_target(path, (OUTPUT_STATE,)), open_target(path, ())
-    head = held.open_head(file)
+    head = open_head(held, file)
     sequences = held.open(), plain.open()
     for tokens, outputs in (([11, 42, 7, 99], [3]), ([3, 4, 5], [0, 1, 2]), ([6], [0])):
         rows = []
@@ -120,7 +120,7 @@ def test_holding_states_changes_no_bit_of_a_row(path: Path, file: Path) -> None:
 def test_what_the_head_says_is_what_its_layers_compute(target: LlamaCppEngine, path: Path, file: Path) -> None:
     """Beside a forward in numpy of both, of two sequences at once, behind drafts, and of some rows alone."""
     rng = np.random.default_rng(4)
-    head = target.open_head(file)
+    head = open_head(target, file)
     texts = [rng.integers(3, 259, count).tolist() for count in (40, 11)]
     known = [forward_target(path, text) for text in texts]
     sequences = [target.open() for _ in texts]
@@ -252,7 +252,7 @@ def read(target: LlamaCppEngine, tokens: list[int]) -> int:
 
 def test_what_is_drafted_depends_on_the_text_alone(target: LlamaCppEngine, file: Path) -> None:
     """Of sequences that were forked, trimmed, stepped back or saved, whatever was drafted before."""
-    head = target.open_head(file)
+    head = open_head(target, file)
     tokens = np.random.default_rng(3).integers(3, 259, 60).tolist()
     expected = drafts(target, head, read(target, tokens[:30]))
     longer = read(target, tokens)
@@ -291,10 +291,10 @@ def test_a_head_is_opened_before_the_target_has_read_anything(target: LlamaCppEn
     before = last_row(target, [Step(sequence, [5], [COMMITTED_END], [0])])
     target.commit(sequence, ())
     with pytest.raises(EngineError, match=r"while 1 sequences of .* are: that would empty their cache"):
-        target.open_head(file)
+        open_head(target, file)
     np.testing.assert_array_equal(last_row(target, [Step(sequence, [5], [COMMITTED_END], [0])]), before)
     target.close_sequence(sequence)
-    heads = target.open_head(file), target.open_head(file)
+    heads = open_head(target, file), open_head(target, file)
     sequence = read(target, tokens)
     np.testing.assert_array_equal(drafts(target, heads[0], sequence), drafts(target, heads[1], sequence))
     np.testing.assert_array_equal(last_row(target, [Step(sequence, [5], [COMMITTED_END], [0])]), before)
@@ -303,7 +303,7 @@ def test_a_head_is_opened_before_the_target_has_read_anything(target: LlamaCppEn
 
 
 def test_drafts_follow_committed_tokens_alone(target: LlamaCppEngine, file: Path) -> None:
-    head = target.open_head(file)
+    head = open_head(target, file)
     step = Step(target.open(), [7], [COMMITTED_END], [0], np.ones((1, target.capabilities.state_width), np.float32))
     with pytest.raises(ValueError, match="0 committed tokens"):
         head.forward([step])
@@ -321,7 +321,7 @@ def test_drafts_follow_committed_tokens_alone(target: LlamaCppEngine, file: Path
 
 
 def test_a_full_cache_leaves_no_room_for_drafts(target: LlamaCppEngine, file: Path) -> None:
-    head = target.open_head(file)
+    head = open_head(target, file)
     others, sequence = [read(target, [5] * 250) for _ in range(2)], read(target, [5])
     while True:
         try:
@@ -340,7 +340,7 @@ def test_a_full_cache_leaves_no_room_for_drafts(target: LlamaCppEngine, file: Pa
 def test_a_pass_that_fails_leaves_target_and_head_as_they_were(
     target: LlamaCppEngine, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = target.open_head(file)
+    head = open_head(target, file)
     sequence = read(target, [11, 42, 7])
     expected = drafts(target, head, sequence)
     states = target.states(sequence, 2, 3)
@@ -362,7 +362,7 @@ def test_what_a_head_takes_is_foreseen(file: Path) -> None:
 def test_either_may_be_closed_first(path: Path, file: Path) -> None:
     for closes_target_first in (True, False):
         target = open_target(path, (OUTPUT_STATE,))
-        head = target.open_head(file)
+        head = open_head(target, file)
         sequence = read(target, [11, 42, 7])
         drafts(target, head, sequence)
         if not closes_target_first:
@@ -378,7 +378,7 @@ def test_either_may_be_closed_first(path: Path, file: Path) -> None:
 
 def test_passes_are_measured_where_all_sequences_are_open(target: LlamaCppEngine, file: Path) -> None:
     """In one of the target's own beside them, which has as many tokens as are wanted."""
-    head = target.open_head(file)
+    head = open_head(target, file)
     sequences = [read(target, [5, 6, 7 + index]) for index in range(target.capabilities.max_sequences)]
     before = [drafts(target, head, sequence) for sequence in sequences]
     warm_up(head, [1, 4, 16])

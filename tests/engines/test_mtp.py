@@ -24,7 +24,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 
 pytest.importorskip("llama_cpp")
 
-from paceline.engines.llama_cpp import LlamaCppEngine, heads
+from paceline.engines.llama_cpp import LlamaCppEngine, heads, open_head
 
 ROUNDING = 1e-4
 
@@ -44,7 +44,7 @@ def target(path: Path) -> Iterator[LlamaCppEngine]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("depth", [1, 3, 4])
 def test_answers_are_those_of_plain_decoding(target: LlamaCppEngine, depth: int, temperature: float) -> None:
-    check_answers(target, HeadDrafter(target.open_head(), target=target.vocabulary), depth, temperature)
+    check_answers(target, HeadDrafter(open_head(target), target=target.vocabulary), depth, temperature)
 
 
 def test_what_the_head_says_is_what_its_layer_computes(target: LlamaCppEngine, path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_the_head_says_is_what_its_layer_computes(target: LlamaCppEngine, p
     rng = np.random.default_rng(4)
     tokens = rng.integers(3, 259, 12).tolist()
     states = rng.standard_normal((12, target.capabilities.state_width)).astype(np.float32)
-    head = target.open_head()
+    head = open_head(target)
     sequence = head.open()
     output = head.forward([Step(sequence, tokens, range(COMMITTED_END, 11), range(12), states)])
     said = np.stack([output.logits(0, index) for index in range(12)])
@@ -112,7 +112,7 @@ def forward_mtp_layer(path: Path, tokens: list[int], states: FloatArray) -> tupl
 
 def test_either_may_be_closed_first(path: Path) -> None:
     target = LlamaCppEngine(ModelOptions(path, context_length=64, threads=1, hold_states=(OUTPUT_STATE,)))
-    head, other = target.open_head(), target.open_head()
+    head, other = open_head(target), open_head(target)
     states = np.ones((1, target.capabilities.state_width), np.float32)
     sequence = head.open()
     before = last_row(head, [Step(sequence, [5], [COMMITTED_END], [0], states)])
@@ -124,7 +124,7 @@ def test_either_may_be_closed_first(path: Path) -> None:
 
 
 def test_a_row_without_a_state_to_be_read_with_is_refused(target: LlamaCppEngine) -> None:
-    head = target.open_head()
+    head = open_head(target)
     sequence = head.open()
     with pytest.raises(ValueError, match="none of its own"):
         head.forward([Step(sequence, [5], [COMMITTED_END], [0])])
@@ -140,7 +140,7 @@ def test_a_layer_in_a_file_of_its_own_says_the_same(target: LlamaCppEngine, path
     states = np.ones((1, target.capabilities.state_width), np.float32)
     said = []
     for where in (None, alone):
-        head = target.open_head(where)
+        head = open_head(target, where)
         said.append(last_row(head, [Step(head.open(), [5], [COMMITTED_END], [0], states)]))
         head.close()
     np.testing.assert_array_equal(said[0], said[1])

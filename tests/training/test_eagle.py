@@ -17,7 +17,7 @@ from training.eagle import EagleHead, load_target, train_eagle, write_head  # no
 from transformers import LlamaForCausalLM  # noqa: E402
 
 from paceline.engines.base import COMMITTED_END, Step  # noqa: E402
-from paceline.engines.llama_cpp import LlamaCppEngine  # noqa: E402
+from paceline.engines.llama_cpp import LlamaCppEngine, open_head  # noqa: E402
 from paceline.engines.options import ModelOptions  # noqa: E402
 from paceline.models.embedded import embedded_target  # noqa: E402
 from training import paths, train  # noqa: E402
@@ -49,7 +49,7 @@ def test_steps_of_training_are_what_llama_cpp_drafts(
     )
     engine = LlamaCppEngine(options)
     write_head(head, embedded_target(), tmp_path / "head.gguf")
-    drafting = engine.open_head(tmp_path / "head.gguf")
+    drafting = open_head(engine, tmp_path / "head.gguf")
     for place in range(places):
         sequence = drafting.open()
         read = tokens[0, 1 : place + 2].tolist()

@@ -63,11 +63,11 @@ class HeadDrafter(ModelDrafter[_HeadFollower]):
         InputError: the context is too short, or longer than the engine's.
     """
 
-    def __init__(self, engine: Engine, *, target: Vocabulary, context_length: int | None = None) -> None:
-        super().__init__(engine, target_vocab_size=target.size, end_ids=target.end_ids, context_length=context_length)
-
     _shift = 1
     """How many tokens before a token the state is that the head reads it with."""
+
+    def __init__(self, engine: Engine, *, target: Vocabulary, context_length: int | None = None) -> None:
+        super().__init__(engine, target_vocab_size=target.size, end_ids=target.end_ids, context_length=context_length)
 
     def _follow(self, request: Request) -> _HeadFollower:
         if request.target is None:

@@ -115,9 +115,10 @@ def open_head(target: Engine, options: ModelOptions, path: Path | None) -> Engin
             return TorchAssistant(target, path)
         return TorchHead(target, path)
     from paceline.engines.llama_cpp import LlamaCppEngine
+    from paceline.engines.llama_cpp import open_head as open_llama_cpp_head
 
     assert isinstance(target, LlamaCppEngine)
-    return target.open_head(path)
+    return open_llama_cpp_head(target, path)
 
 
 def open_embedder(options: ModelOptions, pooling: Pooling | None = None) -> EmbeddingEngine:

@@ -2,8 +2,10 @@
 
 ::
 
-    engine.py       which native sequence id holds which tokens; passes, commits, forks
+    engine.py       passes, commits, forks
+    lines.py        which native sequence id holds which tokens
     batch.py        the rows of a native call
+    head_engines.py heads, which draft from the states of their target; states.py says which can be run
     embedder.py     vectors of texts, without all that
     loading.py      a model and its context, or why not
     settings.py     what the model and the machine allow of the options
@@ -18,6 +20,7 @@ from paceline.core.errors import CapabilityError
 
 try:
     from paceline.engines.llama_cpp.engine import LlamaCppEngine
+    from paceline.engines.llama_cpp.head_engines import open_head
     from paceline.engines.llama_cpp.native import describe_library
     from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 except (ImportError, OSError, RuntimeError) as error:  # the binding raises each of them for a library it cannot load
@@ -26,4 +29,4 @@ except (ImportError, OSError, RuntimeError) as error:  # the binding raises each
         "pip install --force-reinstall --no-cache-dir llama-cpp-python"
     ) from error
 
-__all__ = ["GgufVocabulary", "LlamaCppEngine", "describe_library"]
+__all__ = ["GgufVocabulary", "LlamaCppEngine", "describe_library", "open_head"]
