@@ -42,6 +42,7 @@ from tests.engines.test_torch_hf import (  # noqa: E402
 from transformers.cache_utils import MtpCache  # noqa: E402
 from transformers.modeling_layers import MtpModel  # noqa: E402
 
+from paceline.engines.loading import foreseen_bytes  # noqa: E402
 from paceline.engines.options import OUTPUT_STATE, ModelOptions, engine_for  # noqa: E402
 from paceline.engines.torch_hf.assistants import TorchAssistant  # noqa: E402
 from paceline.engines.torch_hf.engine import TorchHFEngine  # noqa: E402
@@ -485,6 +486,7 @@ def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path, capfd: pyt
         paceline.load(head)
     assert describe(head, may_be_head=True).architecture == "eagle3"
     assert engine_for(head) == "torch_hf"
+    assert foreseen_bytes(ModelOptions(head)) > 100_000
 
 
 @pytest.mark.parametrize(

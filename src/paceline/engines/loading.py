@@ -171,8 +171,8 @@ def foreseen_context_length(options: ModelOptions) -> int:
 def foreseen_bytes(options: ModelOptions) -> int:
     """Return about what a model takes, by its header alone: its weights, and its cache where the context is said."""
     path = Path(options.path)
-    if path.is_file() and is_head(options):
-        return path.stat().st_size  # its cache is of a layer, or there is none
+    if is_head(options):
+        return describe(path, may_be_head=True).num_bytes  # its cache is of a layer, or there is none
     about = describe(path)
     cells = options.cells or options.max_sequences * (options.context_length or 0)
     return about.num_bytes + cells * (cell_bytes(about, options) or 0)
