@@ -33,7 +33,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.head import HeadDrafter
 from paceline.drafters.registry import build_drafters
 from paceline.engines.base import Engine, lender
-from paceline.engines.loading import open_engine, open_head, states_read
+from paceline.engines.llama_cpp.states import HeadFile, own_head, read_head
+from paceline.engines.loading import open_engine, open_head
 from paceline.engines.options import OUTPUT_STATE, CacheType, ModelOptions
 from paceline.machine import machine
 from paceline.models.description import describe
@@ -58,7 +59,7 @@ _TIE: Final = 0.01
 _TRIES: Final = 20
 """Runs of the driver for an answer: where the machine is busy it may end before the last of its log is written."""
 
-_CANDIDATE: Final = re.compile(r" - seq_id 0, draft candidate +(\d+), pos +(\d+): +(\d+) \( *([\d.]+)\)")
+_CANDIDATE: Final = re.compile(r" - seq_id 0, draft candidate +(\d+), pos +\d+: +(\d+) \( *([\d.]+)\)")
 _COUNT: Final = re.compile(r"n_predict = (\d+)")
 _ROUND: Final = re.compile(r"accepted (\d+)/(\d+) draft tokens, the last target token is: \((\d+)\)")
 
@@ -128,14 +129,19 @@ def beside_driver(
     head: Annotated[str, typer.Option("-md", "--draft", help="A GGUF file with a head, or mtp for the target's own.")],
     prompts: Annotated[int, typer.Option("--prompts", help="Number of prompts.", min=1)] = 20,
     tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of an answer.", min=1)] = 200,
-    depth: Annotated[int, typer.Option("--draft-max", help="Tokens of a draft.", min=1, max=16)] = 4,
+    depth: Annotated[int, typer.Option("--draft-max", help="Tokens of a draft, but of blocks.", min=1, max=16)] = 4,
     cache: Annotated[str, typer.Option("--cache-type", help="Of keys and values, of target and head.")] = "f32",
 ) -> None:
     """Compare a head's drafts with those of llama.cpp's own driver, round by round."""
     path, file = resolve_model(model), None if head == MTP_DRAFT else Path(head)
-    layers = states_read(ModelOptions(path), file)
+    kind = own_head(path) if file is None else read_head(file)
+    if kind is None:
+        raise InputError(f"{path.name} has no MTP layer that drafts here: give the file of a head (-md)")
+    if kind.block is not None:
+        # Of another length, a block says other tokens.
+        depth = kind.block.size
     command = [str(program.absolute()), "-m", str(path), "--spec-draft-n-max", str(depth), "--temp", "0", "-t", "1"]
-    command += ["--spec-type", "draft-mtp" if layers == (OUTPUT_STATE,) else "draft-eagle3", "-lv", "5"]
+    command += ["--spec-type", _spec_type(kind), "-lv", "5"]
     context = min(_CONTEXT, describe(path).context_length or _CONTEXT)
     command += ["-c", str(context), "-n", str(tokens), "-fa", "off", "-ctk", cache, "-ctv", cache]
     command += ["-ctkd", cache, "-ctvd", cache, *([] if file is None else ["-md", str(file)])]
@@ -147,7 +153,7 @@ def beside_driver(
         flash_attention=False,
         cache_type_k=cast(CacheType, cache),
         cache_type_v=cast(CacheType, cache),
-        hold_states=layers,
+        hold_states=kind.layers,
     )
     target = open_engine(options)
     figures = []
@@ -174,6 +180,12 @@ def beside_driver(
         raise CapabilityError(f"another draft than the driver's, and no tie: {', '.join(names)}")
     if sum(row["rounds"] for row in figures) < prompts:
         raise CapabilityError("hardly a round was compared: give another model, or more tokens (-n)")
+
+
+def _spec_type(head: HeadFile) -> str:
+    if head.block is not None:
+        return "draft-dspark" if head.block.follows else "draft-dflash"
+    return "draft-eagle3" if head.kind == "eagle3" else "draft-mtp"
 
 
 def driver_like(target: Engine, options: ModelOptions, file: Path | None) -> Drafter:
@@ -272,11 +284,9 @@ def read_log(log: str, first: int, end_ids: Collection[int]) -> Answer:
     likely: list[dict[int, float]] = []
     for line in log.splitlines():
         if found := _CANDIDATE.search(line):
-            rank, level, token_id = map(int, found.groups()[:3])
-            if rank == 0:
-                del likely[level:]
+            if found[1] == "0":
                 likely.append({})
-            likely[level][token_id] = float(found.group(4))
+            likely[-1][int(found[2])] = float(found[3])
         elif found := _ROUND.search(line):
             accepted, count, last = map(int, found.groups())
             drafted = [next(iter(each)) for each in likely[:count]]

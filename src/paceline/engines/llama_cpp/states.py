@@ -33,7 +33,10 @@ _WITH_OUTPUT_STATES: Final = MTP_ARCHITECTURES | {_OF_ASSISTANTS}
 _WITH_LAYER_INPUTS: Final = frozenset(("llama", "qwen3", "qwen3moe")) | MTP_ARCHITECTURES
 """Architectures of which the inputs of layers were tried, but of the output layer, which these do not give."""
 
-_NAMES: Final = {MTP_FILES: _WITH_OUTPUT_STATES, "eagle3-": _WITH_LAYER_INPUTS}
+_NAMES: Final = {
+    MTP_FILES: _WITH_OUTPUT_STATES,
+    **dict.fromkeys(("dspark-", "dflash-", "eagle3-"), _WITH_LAYER_INPUTS),
+}
 """Parts of names of files of heads that can be run here, the best kind first, and what they draft for.
 
 Assistants of Gemma 4 are called ``mtp-``, too.
