@@ -202,7 +202,15 @@ def _load(path: Path, target: Any) -> Any:
             f"{path} is a head of the kind {config.model_type} and no gemma4_assistant, or its target is no "
             f"Gemma 4 (gemma4_text) but {of_target.model_type}: name another draft model"
         )
-    its, layers = config.get_text_config(), _layers_read(of_target)
+    its = config.get_text_config()
+    try:
+        layers = _layers_read(of_target)
+        _layers_read(its)
+    except ValueError:
+        # 5.23 finds no layer that writes keys and values where none does.
+        raise CapabilityError(
+            f"{path} takes transformers 5.24 or later, and {transformers.__version__} is installed: update it"
+        ) from None
     pairs = [("backbone_hidden_size", config.backbone_hidden_size, of_target.hidden_size)]
     pairs.append(("vocab_size", its.vocab_size, of_target.vocab_size))
     for index, kind in enumerate(its.layer_types):
