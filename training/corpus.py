@@ -95,7 +95,6 @@ def near_repeat(document: Document, rng: random.Random) -> Document | None:
 
 
 def write_documents(path: Path, documents: list[Document]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(vars(document), ensure_ascii=False) + "\n" for document in documents)
     paths.replace_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 

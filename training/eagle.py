@@ -21,12 +21,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+import paceline
 from paceline.conversion.convert.llama_settings import to_gguf_rows
 from paceline.engines.loading import open_vocabulary
 from paceline.engines.options import ModelOptions
 from paceline.models.gguf_file import GGUFFile
 from training import corpus, paths, simulated_logs, sources
-from training.distill import PROMPT_LENGTH, lk_loss, sample_batches, write_texts
+from training.distill import PROMPT_LENGTH, SETTINGS, lk_loss, sample_batches, write_texts
 from training.shapes import CONTEXT, EAGLE, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, build_model
 from training.train import TrainConfig, autocast, device, logits, run
 
@@ -35,6 +36,17 @@ STEP_WEIGHT = 0.8  # of a step's loss beside the one before
 JUDGED = 3  # one place in so many has a loss: rows of logits are dear beside the layer
 LOG_BYTES = 1e6
 PROMPT_BYTES = 1000  # have `PROMPT_LENGTH` tokens
+OWN_JSON = 0.5  # share of beginnings of JSON that the target draws
+JSON_OPENINGS = (
+    '{\n  "version":"2.0",\n  "metadata":{\n    "apiVersion":"',
+    '{\n  "version":"1.0",\n  "examples":{\n    "',
+    '{\n  "pagination": {\n    "',
+    '{\n  "version": 2,\n  "waiters": {\n    "',
+    '[\n    {\n        "description": "',
+    '{\n    "$schema": "https://json-schema.org/draft/2020-12/schema",\n    "',
+    '{\n  "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",\n  "bomFormat": "',
+    '{\n  "name": "',
+)
 
 
 class EagleHead(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -146,21 +158,47 @@ def train_eagle(config: TrainConfig, target_file: Path, num_texts: int, num_draf
 
 
 def draw_prompts(target_file: Path, number: int, seed: int) -> list[list[int]]:
-    """Return beginnings for the target's texts: the kinds of text that need no download, in turn."""
-    documents = [*sources.standard_library(), *simulated_logs.documents(seed, LOG_BYTES)]
-    by_kind: dict[str, list[str]] = {}
+    """Return beginnings for the target's texts: of each kind of text in turn, from what needs no download.
+
+    Of JSON there is little, so that the target draws half of the beginnings itself. A kind comes as often in a row as
+    there are settings to go on with, so that each setting has all kinds.
+    """
+    documents = [
+        *sources.standard_library(),
+        *sources.installed_packages(),
+        *simulated_logs.documents(seed, LOG_BYTES),
+    ]
+    by_kind: dict[str, list[str]] = {kind: [] for kind in corpus.KINDS}
     for document in documents:
         if not corpus.is_heldout(document.name) and len(document.text) > PROMPT_BYTES:
-            by_kind.setdefault(document.kind, []).append(document.text)
+            by_kind[document.kind].append(document.text)
     rng = random.Random(seed)
     prompts: list[list[int]] = []
+    own = iter(_begin_json(target_file, number // len(by_kind) + len(SETTINGS), seed))
     with open_vocabulary(ModelOptions(target_file)) as vocabulary:
         while len(prompts) < number:
-            text = rng.choice(by_kind[sorted(by_kind)[len(prompts) % len(by_kind)]])
+            kind = corpus.KINDS[len(prompts) // len(SETTINGS) % len(corpus.KINDS)]
+            if kind == "json" and (not by_kind[kind] or rng.random() < OWN_JSON):
+                prompts.append(next(own))
+                continue
+            text = rng.choice(by_kind[kind])
             start = text.find("\n", rng.randrange(len(text) - PROMPT_BYTES)) + 1
             tokens = vocabulary.tokenize(text[start : start + PROMPT_BYTES], add_special=False)
             if len(tokens) >= PROMPT_LENGTH:
                 prompts.append(tokens[:PROMPT_LENGTH])
+    return prompts
+
+
+def _begin_json(target_file: Path, number: int, seed: int) -> list[list[int]]:
+    """Return beginnings of JSON, `PROMPT_LENGTH` tokens each, which the target draws: plainly it would leave JSON."""
+    options = ModelOptions(target_file, context_length=PROMPT_LENGTH + 1, threads=1)
+    prompts = []
+    with paceline.load(options, policy=paceline.NO_SPECULATION) as model:
+        for draw in range(number):
+            opened = model.target.vocabulary.tokenize(JSON_OPENINGS[draw % len(JSON_OPENINGS)], add_special=False)
+            more = PROMPT_LENGTH - len(opened)
+            drawn = model.generate(opened, max_tokens=more, seed=seed + draw, ignore_end=True, **SETTINGS[1])
+            prompts.append([*opened, *drawn.token_ids])
     return prompts
 
 

@@ -56,6 +56,7 @@ def gguf(name: str, file_type: str) -> Path:
 
 def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write beside `path`, then rename, so that readers see the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     write(temporary)
     temporary.replace(path)

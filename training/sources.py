@@ -2,6 +2,7 @@
 
 import hashlib
 import html
+import importlib.metadata
 import os
 import re
 import ssl
@@ -81,7 +82,6 @@ def download(package: Package) -> None:
     content = _open(url)
     if hashlib.sha256(content).hexdigest() != package.sha256:
         raise ValueError(f"{package.archive.name} is not the archive that training/sources.toml pins")
-    paths.DOWNLOADS.mkdir(parents=True, exist_ok=True)
     paths.replace_atomically(package.archive, lambda path: path.write_bytes(content))
 
 
@@ -160,6 +160,23 @@ def standard_library() -> Iterator[Document]:
     for topic, text in sorted(topics.items()):
         if len(text) >= MIN_FILE_BYTES:
             yield Document("prose", "python", f"python/reference/{topic}", text)
+
+
+def installed_packages() -> Iterator[Document]:
+    """Yield what installed packages say of themselves, and their JSON; those of the corpus are partly held out."""
+    of_corpus = {package.name.replace("_", "-") for package in packages()}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"].lower().replace("_", "-")
+        if name in of_corpus:
+            continue
+        text = str(distribution.metadata.json.get("description", ""))
+        if len(text) >= MIN_FILE_BYTES:
+            yield Document("prose", name, f"{name}/description", text)
+        for file in distribution.files or ():
+            path = Path(str(distribution.locate_file(file)))
+            is_json = file.suffix == ".json" and path.is_file()
+            if is_json and MIN_FILE_BYTES <= path.stat().st_size <= MAX_FILE_BYTES:
+                yield Document("json", name, f"{name}/{file.as_posix()}", path.read_text(encoding="utf-8"))
 
 
 def python_license() -> str:

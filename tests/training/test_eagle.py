@@ -13,14 +13,23 @@ pytest.importorskip("tomllib", reason="the recipe needs Python 3.11")
 pytest.importorskip("llama_cpp")
 torch = pytest.importorskip("torch", reason="needs paceline[torch]")
 
-from training.eagle import EagleHead, load_target, train_eagle, write_head  # noqa: E402
+from training.distill import PROMPT_LENGTH, SETTINGS  # noqa: E402
+from training.eagle import (  # noqa: E402
+    JSON_OPENINGS,
+    EagleHead,
+    draw_prompts,
+    load_target,
+    train_eagle,
+    write_head,
+)
 from transformers import LlamaForCausalLM  # noqa: E402
 
 from paceline.engines.base import COMMITTED_END, Step  # noqa: E402
 from paceline.engines.llama_cpp import LlamaCppEngine, open_head  # noqa: E402
+from paceline.engines.loading import open_vocabulary  # noqa: E402
 from paceline.engines.options import ModelOptions  # noqa: E402
 from paceline.models.embedded import embedded_target  # noqa: E402
-from training import paths, train  # noqa: E402
+from training import corpus, paths, sources, train  # noqa: E402
 
 ROUNDING = 2e-4
 
@@ -78,7 +87,7 @@ def test_a_run_ends_by_its_tokens_or_its_time() -> None:
 def test_a_head_learns_what_the_target_says(
     target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "BUILD", tmp_path)
+    monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     config = train.TrainConfig(
         "eagle",
@@ -94,6 +103,26 @@ def test_a_head_learns_what_the_target_says(
     head = train_eagle(config, embedded_target(), num_texts=4)
     texts = torch.from_numpy(np.load(paths.texts("target-q8_0", 4, 0)).astype(np.int64))[:2]
     assert agreement(head, target, texts) > 0.02 > agreement(EagleHead(target), target, texts)
+
+
+def test_texts_begin_as_every_kind_of_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Names that are not held out.
+    prose = sources.Document("prose", "here", "here/a/prose", "A line of prose, and what it is about.\n" * 200)
+    code = sources.Document("code", "here", "here/b/code", "    if a == b:\n        return a + b\n" * 200)
+    assert not corpus.is_heldout(prose.name)
+    assert not corpus.is_heldout(code.name)
+    monkeypatch.setattr(sources, "standard_library", lambda: iter([code]))
+    monkeypatch.setattr(sources, "installed_packages", lambda: iter([prose]))
+    prompts = draw_prompts(embedded_target(), 2 * 4 * len(SETTINGS), seed=3)
+    assert {len(prompt) for prompt in prompts} == {PROMPT_LENGTH}
+    with open_vocabulary(ModelOptions(embedded_target())) as vocabulary:
+        texts = [b"".join(map(vocabulary.token_bytes, prompt)).decode(errors="replace") for prompt in prompts]
+    for first in (0, 16):
+        # As many of a kind follow one another as there are settings to go on with.
+        assert all("return a" in text for text in texts[first : first + 4])
+        assert all("of prose" in text for text in texts[first + 4 : first + 8])
+        assert all(text.startswith(JSON_OPENINGS) for text in texts[first + 8 : first + 12])
+    assert len({*texts[8:12], *texts[24:28]}) == 8
 
 
 def agreement(head: EagleHead, target: LlamaForCausalLM, texts: Any) -> float:
