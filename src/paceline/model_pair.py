@@ -57,6 +57,20 @@ _ROWS_READ: Final = 2
 """Most rows of a request whose logits a drafter reads of one pass."""
 
 
+_MEANINGLESS_TO_HEADS: Final = {
+    "context_may_shrink": "context_length",
+    "gpu_layers": "gpu_layers",
+    "devices": "devices",
+    "threads": "threads",
+    "threads_batch": "threads_batch",
+    "cache_type_k": "cache_type_k",
+    "cache_type_v": "cache_type_v",
+    "draft_vocab": "vocab",
+    "draft_map": "token_map",
+}
+"""Options that a draft model may have otherwise than its target, and what they are called in ``DraftOptions``."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPair:
     """Engines, and the options they run with, everything that was found out at load included.
@@ -140,7 +154,12 @@ def open_pair(
 def _open_with_head(
     target: ModelOptions, draft: ModelOptions, kept_bytes: int, *, force: bool, report: Report | None
 ) -> ModelPair:
-    """Open a target with a head, which drafts for it."""
+    """Open a target with a head, which drafts for it, and runs as it does."""
+    usual = DraftOptions(draft.path).beside(target)
+    given = [label for name, label in _MEANINGLESS_TO_HEADS.items() if getattr(draft, name) != getattr(usual, name)]
+    if given:
+        named = ", ".join(f"`DraftOptions.{label}`" for label in given)
+        warnings.warn(f"{named} changes nothing: a head runs as its target does", ModelWarning, stacklevel=3)
     path = find_mtp(target) if draft.path == MTP_DRAFT else Path(draft.path)
     target = dataclasses.replace(target, hold_states=states_read(target, path))
     opened = open_model(target, has_draft=True, force=force, report=report)
