@@ -18,7 +18,7 @@ import pytest
 from paceline.cli import exits
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.test_run import Invoke, spawn
-from tests.engines.tiny_models import write_eagle_head, write_model
+from tests.engines.tiny_models import write_block_head, write_eagle_head, write_model
 from tests.models.helpers import edited_gguf, metadata
 
 QUICK = ("--budget-s", "5", "-t", "1", "-c", "512")
@@ -212,3 +212,11 @@ def test_a_head_is_examined_as_a_draft_is(invoke: Invoke, tmp_path: Path) -> Non
     (tmp_path / "models").mkdir()
     head.rename(tmp_path / "models" / "head.gguf")
     assert "not tried: head.gguf: is no model but a head" in invoke(*words, str(tmp_path / "models")).err
+
+
+def test_a_head_of_blocks_is_not_examined(invoke: Invoke, tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target.gguf", "llama", tokenizer="bytes", layers=4)
+    head = write_block_head(tmp_path / "head.gguf", 32)
+    outcome = invoke("doctor", str(target), str(head), "--budget-s", "5", "-t", "1", "-c", "256", "--json", "-")
+    (candidate,) = json.loads(outcome.out)["candidates"]
+    assert "drafts blocks, and what one costs is learned as it answers" in candidate["error"]

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final
 from paceline.bench.sessions import Engines, Session, wall_engines
 from paceline.bench.workloads import Task
 from paceline.comparison import Stopped
-from paceline.core.errors import PacelineError
+from paceline.core.errors import CapabilityError, PacelineError
 from paceline.core.params import StopRules
-from paceline.engines.base import paced_draft
+from paceline.engines.base import as_block_head
 from paceline.engines.loading import is_head, open_vocabulary
 from paceline.engines.options import ModelOptions
 from paceline.model_pair import ModelPair, open_pair
@@ -174,6 +174,11 @@ class Examiner:
         """Return a diagnosis with all that takes the models."""
         self._tell_progress("loading the models", 0.02)
         with Worker() as worker, worker.entered(_open_pair(self._target, draft)) as pair:
+            if pair.draft is not None and as_block_head(pair.draft) is not None:
+                raise CapabilityError(
+                    f"{draft.path} drafts blocks, and what one costs is learned as it answers: measure it beside plain "
+                    "decoding (`paceline run --compare`)"
+                )
             engines = wall_engines(
                 pair.target,
                 pair.draft,
@@ -242,7 +247,7 @@ class Examiner:
         return find_or_measure(
             engines.target,
             pair.target_options,
-            paced_draft(engines.draft),
+            engines.draft,
             pair.draft_options,
             budget=ProfilingBudget(_PROFILING_SHARE * self._budget_s, max_passes=None),
             # A shorter profile would be kept for later loads, with few measurements.
