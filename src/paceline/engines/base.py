@@ -74,7 +74,7 @@ class EngineCapabilities:
         reads_states: whether it is a *head*, whose rows are tokens together with states of that width.
         logit_tolerance: difference that is put down to rounding, for these weights, without measuring it: between
             logits of the same row in passes of different width and at other places in the cache. What is more has to
-            be measured (docs/architecture.md, "Numerics").
+            be measured (docs/parts/verification.md, "Numerics").
         shares_passes: whether rows of several sequences may share a pass; else they are rounded otherwise than by
             themselves, which nobody wants who loaded the model for exact texts.
     """

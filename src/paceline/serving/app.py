@@ -6,7 +6,7 @@
     keys, hosts, limits  ->  a route  ->  what is asked for  ->  its tokens  ->  the answer  ->  its JSON
 
 A new route is a line in :meth:`Handlers.routes`, a method that answers it, and the class of its body in ``schema.py``.
-A new API for answers also takes a formatter, which ``response_formats/__init__.py`` names; docs/architecture.md lists
+A new API for answers also takes a formatter, which ``response_formats/__init__.py`` names; docs/parts/server.md lists
 the rest ("Another format of answers").
 """
 
