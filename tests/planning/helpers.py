@@ -133,6 +133,7 @@ class Skill:
         sibling: chance that a sibling is, where the chain is wrong.
         silent: chance that it proposes nothing; likewise.
         is_model: see :class:`DrafterTrace`.
+        says_margins: whether it does, though it is no model.
         end_ids: see :class:`DrafterTrace`.
     """
 
@@ -140,6 +141,7 @@ class Skill:
     sibling: float = 0.0
     silent: float | Callable[[int], float] = 0.0
     is_model: bool = True
+    says_margins: bool = False
     end_ids: frozenset[int] = field(default_factory=frozenset)
 
     def chance(self, position: int) -> float:
@@ -203,7 +205,8 @@ def _chain(rng: random.Random, skill: Skill, text: Sequence[int], done: int, dep
             token_ids = wrong
         on_text = right
         probability = min(max(rng.gauss(0.8 if right else 0.4, 0.15), 0.01), 0.99)
-        margins = [rng.expovariate(0.3 if right else 1.0), *(-rng.expovariate(0.5) for _ in token_ids[1:])]
+        drawn = [rng.expovariate(0.3 if right else 1.0), *(-rng.expovariate(0.5) for _ in token_ids[1:])]
+        margins = [margin if skill.is_model or skill.says_margins else None for margin in drawn]
         levels.append(Level(tuple(token_ids), tuple(margins), probability, match_length=None, count=None))
     return tuple(levels)
 

@@ -255,6 +255,22 @@ def test_a_draft_model_is_asked_how_sure_it_is() -> None:
     assert seconds() <= 0.9 * seconds(probability=None)
 
 
+@pytest.mark.parametrize("name", QUICK_CURVES)
+def test_what_a_model_says_in_one_pass_is_cut_by_its_margins(name: str) -> None:
+    curve = CURVES[name]
+
+    def block(right: float, *, says_margins: bool) -> list[Recording]:
+        skills = {"draft": Skill(right, is_model=False, says_margins=says_margins)}
+        return [synthetic(seed, skills, num_tokens=512, num_prompt=100, depth=16) for seed in range(2)]
+
+    def seconds(recordings: list[Recording]) -> float:
+        return replay(recordings, AutoPolicy(curve), curve, free_s=0.3 * curve.round_s(1)).decode_s
+
+    assert seconds(block(0.8, says_margins=True)) <= 0.97 * seconds(block(0.8, says_margins=False))
+    useless = block(0.02, says_margins=True)
+    assert seconds(useless) <= 1.02 * plain_s(useless, curve)
+
+
 @pytest.mark.parametrize("name", MOSTLY_LONG)
 @pytest.mark.parametrize("right", some_long([0.02, 0.5, 0.8, 0.98], quick=[0.02, 0.8]))
 def test_many_requests_at_once_are_never_slower_than_plain(name: str, right: float) -> None:

@@ -119,6 +119,19 @@ def test_another_drafter_of_the_same_name_starts_anew() -> None:
     assert not kept_of(following).drafters["draft"].is_model
 
 
+def test_a_drafter_that_says_margins_without_passes_of_its_own_is_remembered_as_one() -> None:
+    def block(seed: int, *, says_margins: bool) -> list[Recording]:
+        skills = {"draft": Skill(0.8, is_model=False, says_margins=says_margins)}
+        return [synthetic(seed, skills, num_tokens=128, num_prompt=20)]
+
+    learned = through_text(learned_of(block(1, says_margins=True)))
+    assert (learned.drafters["draft"].is_model, learned.drafters["draft"].says_margins) == (False, True)
+    for says_margins in (True, False):
+        following = AutoPolicy(CURVE, learned=learned)
+        replay(block(2, says_margins=says_margins), following, CURVE)
+        assert following.report().remembered == (["draft"] if says_margins else [])
+
+
 @cache
 def some_learned() -> str:
     return json.dumps(learned_of(texts(0.7, range(2))).to_json())
@@ -138,7 +151,6 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
         lambda data: data["drafters"].update(draft=None),
         changed(lambda draft: draft.pop("outlook")),
         changed(lambda draft: draft.update(is_model="yes")),
-        changed(lambda draft: draft.update(is_model=False)),
         changed(lambda draft: draft.update(paid=None)),
         changed(lambda draft: draft.update(ask_s=-1.0)),
         changed(lambda draft: draft.update(ask_s=10**400)),

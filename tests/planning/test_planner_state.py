@@ -17,7 +17,15 @@ from paceline.planning.auto.probes import PROBES_IN_A_ROW, ReentryTest
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree
 from paceline.planning.base import RoundRecord
+from tests.drafters.test_head import block_head, drafter_of, target
+from tests.helpers import request_of
 from tests.planning.helpers import smooth
+
+
+def test_a_head_that_says_blocks_is_judged_by_margins_and_priced_by_the_clock() -> None:
+    drafter = drafter_of(target(), block_head())
+    met = PlannerState(smooth(0.01, 0.001)).meet(drafter, request_of([1, 2]))
+    assert (met.is_model, met.says_margins) == (False, True)
 
 
 def test_what_one_text_showed_of_a_drafter_counts_for_few_rounds_of_the_next() -> None:

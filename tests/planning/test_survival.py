@@ -20,7 +20,7 @@ def chances(*proposals: tuple[str, int, Evidence]) -> list[float]:
     """Return the survivals of first tokens, of (drafter, token, evidence)."""
     model = SurvivalModel()
     for name in ("grammar", "suffix", "lookup", "draft"):
-        model.know(name, Chances.of(name, is_model=name == "draft"))
+        model.know(name, Chances.of(name, says_margins=name == "draft"))
     model.begin(REQUEST)
     tree = DraftTree(0)
     for source, token_id, evidence in proposals:

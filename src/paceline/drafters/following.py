@@ -106,6 +106,8 @@ class FollowingDrafter(ABC, Generic[FollowerT]):
     """
 
     name = "draft"
+    says_margins = True
+    """Whether proposals have margins for evidence, by which they are judged; see the guide to drafters."""
     _num_fresh = 1
     """Tokens at a text's end that are always read anew, for their rows."""
 

@@ -53,7 +53,7 @@ class ReplayModelDrafter(DraftModelDrafter):
 
 
 class ReplayFreeDrafter:
-    """A drafter without a model: proposes a trace's whole chain at once.
+    """A drafter that proposes a trace's whole chain at once: without a model, or with one that needs no pass a level.
 
     Args:
         traces: one for each request, in the order they begin.
@@ -64,6 +64,8 @@ class ReplayFreeDrafter:
     def __init__(self, traces: Sequence[DrafterTrace], clock: VirtualClock, request_s: float) -> None:
         self.name = traces[0].name
         self.end_ids = traces[0].end_ids
+        levels = (level for trace in traces for chain in trace.chains for level in chain)
+        self.says_margins = any(level.margins[0] is not None for level in levels)
         self._traces = _Traces(traces)
         self._clock = clock
         self._request_s = request_s

@@ -29,7 +29,7 @@ class DrafterState:
     """What is known of one drafter, over all requests.
 
     Attributes:
-        is_model: whether asking costs passes.
+        is_model: whether asking costs passes that were measured, one a level.
         chances: how likely its proposals are to be right.
         forecast: how likely its next proposals are to be right, before they are made.
         ask_s: seconds that asking it for one request takes, its prompt read; 0 for a model, whose passes are known.
@@ -49,9 +49,14 @@ class DrafterState:
     gains: Gains = field(default_factory=Gains)
 
     @classmethod
-    def new(cls, name: str, *, is_model: bool) -> DrafterState:
-        """Return what is believed of a drafter that was never met."""
-        return cls(is_model, Chances.of(name, is_model=is_model))
+    def new(cls, name: str, *, is_model: bool, says_margins: bool | None = None) -> DrafterState:
+        """Return what is believed of a drafter that was never met; models say margins unless it is said otherwise."""
+        return cls(is_model, Chances.of(name, says_margins=is_model if says_margins is None else says_margins))
+
+    @property
+    def says_margins(self) -> bool:
+        """Whether its evidence is that of a model, with measured passes or without."""
+        return self.chances.siblings is not None
 
     def to_json(self) -> dict[str, Any]:
         siblings = self.chances.siblings
@@ -72,7 +77,7 @@ class DrafterState:
         is_model, paid = data["is_model"], data["paid"]
         if not (isinstance(is_model, bool) and isinstance(paid, bool)):
             raise ValueError(f"is_model {is_model} and paid {paid} are true or false")
-        state = cls.new(name, is_model=is_model)
+        state = cls.new(name, is_model=is_model, says_margins=data["siblings"] is not None)
         state.chances.first.resume(data["first"])
         if state.chances.siblings is not None:
             state.chances.siblings.resume(data["siblings"])

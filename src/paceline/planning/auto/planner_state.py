@@ -117,11 +117,12 @@ class PlannerState:
         met = self.drafters.get(drafter.name)
         if met is None:
             is_model = drafter.unread(request) is not None
+            says_margins = bool(getattr(drafter, "says_margins", is_model))
             met = self._priors.pop(drafter.name, None)
-            if met is not None and met.is_model == is_model:
+            if met is not None and (met.is_model, met.says_margins) == (is_model, says_margins):
                 self.remembered.append(drafter.name)
             else:
-                met = DrafterState.new(drafter.name, is_model=is_model)
+                met = DrafterState.new(drafter.name, is_model=is_model, says_margins=says_margins)
             self.drafters[drafter.name] = met
             self.survival.know(drafter.name, met.chances)
             for state in self.requests.values():
@@ -164,7 +165,7 @@ class PlannerState:
             state = self.requests[request.id]
             for verdict in self.survival.learn(request.id, plan.tree, emitted):
                 state.forecasts[verdict.source].add(verdict.before, verdict.right)
-                if not self.drafters[verdict.source].is_model and verdict.source != GRAMMAR:
+                if not self.drafters[verdict.source].says_margins and verdict.source != GRAMMAR:
                     run = state.runs.get(verdict.source, 0)
                     state.runs[verdict.source] = run + 1 if verdict.right else 0
                 if verdict.depth == 1 and verdict.source in state.reentry_tests:

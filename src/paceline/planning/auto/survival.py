@@ -217,11 +217,11 @@ class Chances(NamedTuple):
     siblings: Calibration | None
 
     @classmethod
-    def of(cls, name: str, *, is_model: bool) -> Chances:
-        """Return the prior of a drafter: of a draft model, of what a grammar forces, or of a text lookup."""
+    def of(cls, name: str, *, says_margins: bool) -> Chances:
+        """Return the prior of a drafter: of a model, which says margins, of what a grammar forces, or of a lookup."""
         if name == GRAMMAR:
             return cls(Calibration(GrammarFeatures()), None)
-        if is_model:
+        if says_margins:
             return cls(Calibration(MarginFeatures()), Calibration(SiblingFeatures()))
         return cls(Calibration(MatchFeatures()), None)
 
