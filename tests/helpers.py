@@ -515,10 +515,11 @@ def request_of(
     cached: int | None = None,
     prediction: Sequence[int] = (),
     target: StateSource | None = None,
+    sequence: int = 0,
 ) -> Request:
     """Return a request outside any loop, for testing what only reads it; its cache holds all but the last token.
 
-    That is the first sequence of ``target``, where one is given.
+    That is ``sequence`` of ``target``, where one is given.
     """
     request = Request(
         request_id,
@@ -529,7 +530,7 @@ def request_of(
         make_verifier(verifier, RowSampler(params, len(token_ids), constraint)),
         CacheParams(cache_prompt, namespace),
     )
-    request.sequence = 0
+    request.sequence = sequence
     request.target = target
     request.cached = len(token_ids) - 1 if cached is None else cached
     return request

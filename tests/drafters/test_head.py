@@ -19,7 +19,7 @@ from paceline.engines.scripted import HeadRow, ScriptedEngine, ScriptedVocabular
 from paceline.engines.state_track import StateTrack
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.drafters.helpers import grow
-from tests.helpers import BlockHead, CacheHead, MoodyPolicy, decode, request_of
+from tests.helpers import BlockHead, CacheHead, MoodyPolicy, decode, request_of, say
 
 SIZE, ORDER = 30, 3
 TARGET = random_model(SIZE, seed=3, order=ORDER)
@@ -31,7 +31,7 @@ def latest(tokens: Sequence[int]) -> FloatArray:
     return np.array([len(tokens), *([-1] * ORDER + list(tokens))[-ORDER:]], np.float32)
 
 
-def say(rows: Sequence[HeadRow]) -> Float64Array:
+def said(rows: Sequence[HeadRow]) -> Float64Array:
     token_id, state = rows[-1]
     return TARGET(_seen(token_id, state))
 
@@ -58,7 +58,7 @@ class Head(ScriptedEngine):
 
     def __init__(self, **limits: Any) -> None:
         vocabulary = ScriptedVocabulary.of_size(SIZE)
-        super().__init__(say, vocabulary, state_of=own, state_width=1 + ORDER, reads_states=True, **limits)
+        super().__init__(said, vocabulary, state_of=own, state_width=1 + ORDER, reads_states=True, **limits)
         self.fed: list[list[tuple[int, int | None]]] = []
 
     def forward(self, steps: Sequence[Step]) -> Any:
@@ -89,7 +89,7 @@ def plain(prompt: Sequence[int], count: int) -> list[int]:
 
 def cache_head(engine: ScriptedEngine, max_rows: int = 64) -> CacheHead:
     """Return a head that knows what a target says, where the states that it is given do."""
-    return CacheHead(engine, lambda cached, rows: say(rows), lambda cached, rows: own(rows), max_rows)
+    return CacheHead(engine, lambda cached, rows: said(rows), lambda cached, rows: own(rows), max_rows)
 
 
 def block_head(**limits: Any) -> BlockHead:
@@ -150,7 +150,7 @@ def test_what_an_interrupt_left_is_not_drafted_on() -> None:
     head.forward = forward  # type: ignore[method-assign]
     engine.forward([Step(request.sequence, [7], [-1], [])])
     engine.commit(request.sequence, [0])
-    request.token_ids.append(9)
+    say(request, 9)
     (tree,) = grow(drafter, [request], DraftBudget(2))
     assert tree.token_ids[1:] == plain([4, 7, 9], 2)
 

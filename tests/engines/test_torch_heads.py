@@ -377,8 +377,8 @@ def test_a_head_is_wired_to_its_target_as_it_was_trained(model: Any, tmp_path: P
     told_apart = dict.fromkeys(MISWIRED, 0)
     for number in range(8):
         text = rng.integers(3, VOCAB_SIZE, 9 + number).tolist()
-        request = request_of(text, SamplingParams(0.0), request_id=number, target=target)
-        request.sequence = target.open()
+        sequence = target.open()
+        request = request_of(text, SamplingParams(0.0), request_id=number, target=target, sequence=sequence)
         target.forward([Step(request.sequence, text[:-1], range(COMMITTED_END, len(text) - 2), [])])
         target.commit(request.sequence, range(len(text) - 1))
         drafter.begin(request)

@@ -29,6 +29,7 @@ from paceline.models.description import ModelDescription
 
 _INT32_MAX: Final = 2**31 - 1
 """Largest value of llama.cpp's counts, which have 32 bits."""
+
 _SNAPSHOTS: Final = (4, 16)
 """Rows that a recurrent model can step back, least and most; each costs the memory of one more state a sequence."""
 
