@@ -155,8 +155,12 @@ def _open_with_head(
     target: ModelOptions, draft: ModelOptions, kept_bytes: int, *, force: bool, report: Report | None
 ) -> ModelPair:
     """Open a target with a head, which drafts for it, and runs as it does."""
-    usual = DraftOptions(draft.path).beside(target)
-    given = [label for name, label in _MEANINGLESS_TO_HEADS.items() if getattr(draft, name) != getattr(usual, name)]
+    usual = (DraftOptions(draft.path).beside(target), ModelOptions(draft.path, context_may_shrink=True))
+    given = [
+        label
+        for name, label in _MEANINGLESS_TO_HEADS.items()
+        if getattr(draft, name) not in [getattr(options, name) for options in usual]
+    ]
     if given:
         named = ", ".join(f"`DraftOptions.{label}`" for label in given)
         warnings.warn(f"{named} changes nothing: a head runs as its target does", ModelWarning, stacklevel=3)

@@ -208,8 +208,12 @@ def test_a_layer_that_nobody_named_and_finds_no_memory_is_gone_without(
         assert len(model.generate("a text", max_tokens=4, allowed_token_ids=TOKENS).token_ids) == 4
 
 
-def test_what_a_head_cannot_have_otherwise_than_its_target_is_told(path: Path) -> None:
+def test_what_a_head_cannot_have_otherwise_than_its_target_is_told(path: Path, tmp_path: Path) -> None:
     asked = paceline.DraftOptions("mtp", cache_type_k="q8_0", threads=1)
     with pytest.warns(ModelWarning, match="threads.*cache_type_k.*changes nothing"):
         model = paceline.load(path, draft=asked)
     model.close()
+    file = write_model(tmp_path / "mtp.gguf", "qwen35", tokenizer="bytes", mtp=True, only_mtp=True)
+    options = ModelOptions(path, threads=2, context_length=128, cache_type_k="f32", flash_attention=False)
+    for draft in (file, "mtp", paceline.DraftOptions(file)):
+        paceline.load(options, draft=draft).close()
