@@ -216,4 +216,5 @@ def test_what_a_head_cannot_have_otherwise_than_its_target_is_told(path: Path, t
     file = write_model(tmp_path / "mtp.gguf", "qwen35", tokenizer="bytes", mtp=True, only_mtp=True)
     options = ModelOptions(path, threads=2, context_length=128, cache_type_k="f32", flash_attention=False)
     for draft in (file, "mtp", paceline.DraftOptions(file)):
-        paceline.load(options, draft=draft).close()
+        with paceline.load(options, draft=draft) as model:
+            assert "draft" in [drafter.name for drafter in model.drafters]
