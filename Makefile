@@ -65,7 +65,7 @@ types: $(VENV)/.installed-dev
 # Without what is marked long, with some of the random scenes, and with a share of the planner's tests interpreted.
 quick: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --quick $(SHARED)
-	PYTHONPATH=src $(BIN)/python -m pytest tests/planning tests/replaying --quick --without-engines $(SHARED) \
+	PYTHONPATH=src $(BIN)/python -m pytest tests/planning tests/lab/replaying --quick --without-engines $(SHARED) \
 		--ignore tests/planning/test_auto.py
 
 unit: $(VENV)/.installed-dev
@@ -78,7 +78,7 @@ long: $(VENV)/.installed-dev
 # Where the planner is not compiled it is the same code still; and so are sources that are being worked on. It needs no
 # engine, installed or not.
 interpreted: $(VENV)/.installed-dev
-	PYTHONPATH=src $(BIN)/python -m pytest tests/planning tests/replaying --without-engines --numprocesses $(WORKERS)
+	PYTHONPATH=src $(BIN)/python -m pytest tests/planning tests/lab/replaying --without-engines --numprocesses $(WORKERS)
 
 # One process, as the tests share what they load.
 test-real: $(VENV)/.installed-dev $(REAL)/.unpacked

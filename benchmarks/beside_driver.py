@@ -36,10 +36,10 @@ from paceline.engines.base import Engine, lender
 from paceline.engines.llama_cpp.states import HeadFile, own_head, read_head
 from paceline.engines.loading import open_engine, open_head
 from paceline.engines.options import OUTPUT_STATE, CacheType, ModelOptions
+from paceline.lab.doctor.samples import PROMPT_TOKENS, heldout_samples
 from paceline.machine import machine
 from paceline.models.description import describe
 from paceline.models.registry import MTP_DRAFT, resolve_model
-from paceline.pairs.samples import PROMPT_TOKENS, heldout_samples
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop

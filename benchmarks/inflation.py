@@ -25,8 +25,6 @@ from rich.progress import track
 
 from paceline.api import Model
 from paceline.cli.display import error_console
-from paceline.comparison import measure_rounding
-from paceline.conversion.inflate import PRESETS, LlamaShape, find_file_type, fit_shape, inflate
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.arrays import FloatArray
 from paceline.core.divergence import first_difference, judge_divergence
@@ -36,6 +34,8 @@ from paceline.core.sampling import RowSampler
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.options import ModelOptions
+from paceline.lab.comparison import measure_rounding
+from paceline.lab.inflate import PRESETS, LlamaShape, find_file_type, fit_shape, inflate
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model

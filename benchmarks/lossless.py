@@ -14,10 +14,10 @@ from typing import Any
 from rich.progress import track
 
 from paceline.api import Model, load
-from paceline.comparison import answer, explain
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import CapabilityError
 from paceline.engines.options import ModelOptions
+from paceline.lab.comparison import answer, explain
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy

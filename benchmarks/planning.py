@@ -13,13 +13,13 @@ from typing import Any
 from benchmarks.cost_tables import measured_profile
 from benchmarks.stopwatch import Stopwatch
 from paceline.api import load
+from paceline.lab.replaying.recorder import record
+from paceline.lab.replaying.recording import RECORDED_DEPTH
+from paceline.lab.replaying.replay import replay
 from paceline.machine import is_compiled
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.recorder import record
-from paceline.replaying.recording import RECORDED_DEPTH
-from paceline.replaying.replay import replay
 
 TEXTS = 2
 PROMPT_CHARACTERS = 1500

@@ -21,28 +21,21 @@ from benchmarks.progress import progress_bar
 from benchmarks.stopwatch import Stopwatch
 from paceline.api import load
 from paceline.atomic_output import atomic_file, check_parent
-from paceline.bench.results import WorkloadResult
-from paceline.bench.sessions import wall_engines
-from paceline.bench.settings import BenchSettings
-from paceline.bench.tasks import TaskFinder
-from paceline.bench.variants import AUTO
-from paceline.bench.workloads import MIXED, WORKLOADS, check_workload_names
 from paceline.cli.options import refuse_given
 from paceline.core.errors import InputError
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
 from paceline.engines.base import Engine
 from paceline.engines.loading import open_engine
 from paceline.engines.options import ModelOptions
-from paceline.machine import machine
-from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
-from paceline.models.registry import resolve_model
-from paceline.planning.base import Policy
-from paceline.planning.costs.profile import CostProfile
-from paceline.planning.policies.fixed import FixedPolicy
-from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
-from paceline.replaying.oracle import oracle_s
-from paceline.replaying.recorder import record
-from paceline.replaying.recording import (
+from paceline.lab.bench.results import WorkloadResult
+from paceline.lab.bench.sessions import wall_engines
+from paceline.lab.bench.settings import BenchSettings
+from paceline.lab.bench.tasks import TaskFinder
+from paceline.lab.bench.variants import AUTO
+from paceline.lab.bench.workloads import MIXED, WORKLOADS, check_workload_names
+from paceline.lab.replaying.oracle import oracle_s
+from paceline.lab.replaying.recorder import record
+from paceline.lab.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     DrafterTrace,
@@ -50,7 +43,14 @@ from paceline.replaying.recording import (
     load_recordings,
     save_recordings,
 )
-from paceline.replaying.replay import replay, trace_named
+from paceline.lab.replaying.replay import replay, trace_named
+from paceline.machine import machine
+from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
+from paceline.models.registry import resolve_model
+from paceline.planning.base import Policy
+from paceline.planning.costs.profile import CostProfile
+from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from paceline.runtime.worker import Worker
 
 RECORD_EPILOG = """[bold]Examples[/bold]

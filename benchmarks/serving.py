@@ -49,9 +49,9 @@ import paceline
 from benchmarks.load_laps import Load, load
 from benchmarks.progress import progress_bar
 from benchmarks.server_process import ServerProcess
-from paceline.bench.workloads import PROMPT_TOKENS
 from paceline.core.errors import InputError
 from paceline.engines.options import ModelOptions
+from paceline.lab.bench.workloads import PROMPT_TOKENS
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model

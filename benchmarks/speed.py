@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 from paceline.api import load
-from paceline.comparison import run_trials
+from paceline.lab.comparison import run_trials
 from paceline.models.embedded import heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy

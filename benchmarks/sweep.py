@@ -21,14 +21,14 @@ from benchmarks.cost_tables import PASS_MS
 from benchmarks.progress import progress_bar
 from benchmarks.replays import check_draft_ms, costs_named, recordings_by_kind, split
 from paceline.atomic_output import atomic_file, check_parent
-from paceline.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
-from paceline.bench.workloads import MIXED
+from paceline.lab.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
+from paceline.lab.bench.workloads import MIXED
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.replaying.replay import replay
 from paceline.machine import machine
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import ADAPTIVE_POLICIES
-from paceline.replaying.recording import Recording
-from paceline.replaying.replay import replay
 
 EPILOG = """[bold]Examples[/bold]
 

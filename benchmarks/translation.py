@@ -26,7 +26,6 @@ import numpy as np
 import typer
 
 import paceline
-from paceline.comparison import answer, explain
 from paceline.core.arrays import Float64Array
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
@@ -41,12 +40,13 @@ from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.base import Engine
 from paceline.engines.loading import open_engine
 from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.lab.comparison import answer, explain
+from paceline.lab.replaying.recorder import record_answer
 from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.recorder import record_answer
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 
 EPILOG = """[bold]Examples[/bold]

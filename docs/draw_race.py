@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.request import SOURCE_TARGET
-from paceline.race import Lane, Piece, Race
+from paceline.lab.race import Lane, Piece, Race
 
 COLUMNS: Final = 46
 """Characters of a line in a lane."""

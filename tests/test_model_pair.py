@@ -11,7 +11,6 @@ import pytest
 
 import paceline
 from paceline import model_pair
-from paceline.comparison import answer, explain
 from paceline.core.errors import InputError
 from paceline.engines.llama_cpp import settings
 from paceline.engines.llama_cpp.streaming import LayerStream
@@ -20,6 +19,7 @@ from paceline.engines.memory import SPARE_BYTES, Footprint, OtherMemory, held_me
 from paceline.engines.options import CacheType, DraftOptions, ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.engines.streaming.layout import UnstreamableError
+from paceline.lab.comparison import answer, explain
 from paceline.model_pair import default_draft, open_pair
 from paceline.models.embedded import embedded_draft
 from paceline.options import GenerateOptions

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from paceline.api import Model
-from paceline.comparison import answer, explain
 from paceline.core.logprobs import LogprobParams, TokenLogprob, compute_prompt_logprob
 from paceline.core.params import VERIFIER_NAMES, SamplingParams, StopRules, VerifierName
 from paceline.drafters.registry import build_drafters
@@ -19,6 +18,7 @@ from paceline.engines.loading import open_engine
 from paceline.engines.options import EngineName, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.engines.sequence_pool import SequencePool
+from paceline.lab.comparison import answer, explain
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy

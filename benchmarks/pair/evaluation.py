@@ -18,13 +18,13 @@ import numpy as np
 from benchmarks.pair.live import LiveText, write
 from benchmarks.pair.logit_rows import count_copied, measure_loss, read_paired_rows, row_acceptance
 from paceline.api import Model
-from paceline.bench.repetition import is_repetitive
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
-from paceline.intervals import Ratio, Share
-from paceline.pairs.measures import ALL, Depth, Tally, depths
+from paceline.lab.bench.repetition import is_repetitive
+from paceline.lab.doctor.measures import ALL, Depth, Tally, depths
+from paceline.lab.intervals import Ratio, Share
 
 CONTEXT_TOKENS = 512
 """Longest text that either model reads here."""

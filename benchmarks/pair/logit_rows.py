@@ -10,8 +10,8 @@ import numpy as np
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.engines.base import Engine
-from paceline.pairs.agreement import fit_width, read_predicting_rows
-from paceline.pairs.measures import coupled_acceptance
+from paceline.lab.doctor.agreement import fit_width, read_predicting_rows
+from paceline.lab.doctor.measures import coupled_acceptance
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from benchmarks.pair.evaluation import (
     Figures,
     Setting,
 )
-from paceline.bench.repetition import LOOPING_BELOW
 from paceline.core.params import SamplingParams
-from paceline.intervals import Ratio, Share
-from paceline.pairs.measures import ALL
+from paceline.lab.bench.repetition import LOOPING_BELOW
+from paceline.lab.doctor.measures import ALL
+from paceline.lab.intervals import Ratio, Share
 
 _NONE = "-"
 _WRITTEN = (GREEDY, SAMPLED)

@@ -29,25 +29,25 @@ from benchmarks.planner_ab.corpus import COPIES, CORPORA, FOLDER, TEXTS, Corpus
 from benchmarks.progress import progress_bar
 from benchmarks.replays import record_workloads
 from paceline.api import Model, load
-from paceline.bench.repetition import is_repetitive
-from paceline.bench.settings import MIN_ANSWER, BenchSettings
-from paceline.bench.variants import AUTO
-from paceline.bench.workloads import PROMPT_TOKENS, WORKLOADS
 from paceline.chat.messages import Message
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams, StopRules
 from paceline.engines.options import ModelOptions
-from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from paceline.options import GenerateOptions
-from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.recorder import record, record_answer
-from paceline.replaying.recording import (
+from paceline.lab.bench.repetition import is_repetitive
+from paceline.lab.bench.settings import MIN_ANSWER, BenchSettings
+from paceline.lab.bench.variants import AUTO
+from paceline.lab.bench.workloads import PROMPT_TOKENS, WORKLOADS
+from paceline.lab.replaying.recorder import record, record_answer
+from paceline.lab.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
     Level,
     Recording,
     save_recordings,
 )
+from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from paceline.options import GenerateOptions
+from paceline.planning.policies.fixed import FixedPolicy
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -10,8 +10,8 @@ from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.lab.replaying.recording import Recording
 from paceline.planning.base import Policy, PolicyBase, RoundRecord
-from paceline.replaying.recording import Recording
 
 SLOWER: Final = 1.3
 """Factor on every pass of a machine that became slower."""

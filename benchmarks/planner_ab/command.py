@@ -17,10 +17,10 @@ from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of, side_
 from benchmarks.planner_ab.verdict import CELLS, GROUPINGS, Answer, Figures, figures, grouped, most_lost, reasons
 from benchmarks.replays import split
 from paceline.atomic_output import atomic_file, check_parent
-from paceline.bench.variants import AUTO
 from paceline.cli import exits
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
+from paceline.lab.bench.variants import AUTO
 from paceline.machine import machine
 
 EPILOG = """[bold]Examples[/bold]

@@ -22,8 +22,8 @@ from typing import Final
 
 from benchmarks.cost_tables import COMPUTED
 from paceline.core.errors import InputError
+from paceline.lab.replaying.recording import Recording, load_recordings
 from paceline.planning.costs.profile import CostProfile
-from paceline.replaying.recording import Recording, load_recordings
 
 FOLDER: Final = Path(__file__).parent / "corpus"
 COSTS_FOLDER: Final = Path(__file__).parent.parent / "costs"

@@ -15,9 +15,9 @@ from typing import Final
 from benchmarks.planner_ab.charging import OwnTimes
 from benchmarks.planner_ab.scenes import ASKING_S, Build
 from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED, Stopwatch
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.replaying.replay import replay
 from paceline.planning.costs.profile import CostProfile
-from paceline.replaying.recording import Recording
-from paceline.replaying.replay import replay
 
 SLICES: Final = 9
 REQUESTS: Final = (1, 2, 4, 8, 16)

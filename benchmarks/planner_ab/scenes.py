@@ -9,12 +9,12 @@ from typing import Final, Literal, TypeAlias
 from benchmarks.planner_ab.charging import NO_TIME, Charged, MidwayDrift, OwnTimes
 from benchmarks.planner_ab.corpus import Priced
 from paceline.core.clock import VirtualClock
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.learned import Learned
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.replaying.recording import Recording
-from paceline.replaying.replay import replay
 
 ASKING_S: Final = 20e-6
 """Of a drafter without a model, for a request: what suffix and lookup take."""

@@ -21,9 +21,9 @@ from benchmarks.planner_ab.report import console
 from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of, side_of
 from benchmarks.replays import split
 from paceline.atomic_output import atomic_file, check_parent
-from paceline.bench.variants import AUTO
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
+from paceline.lab.bench.variants import AUTO
 from paceline.machine import machine
 
 EPILOG = """[bold]Examples[/bold]

@@ -21,10 +21,10 @@ from benchmarks.planner_ab import own_time, scenes
 from benchmarks.planner_ab.charging import NO_TIME, own_times_of
 from benchmarks.planner_ab.corpus import CORPORA, HALVES, PROFILES, QUICK_LAPS, Corpus, Priced, priced
 from benchmarks.planner_ab.policies import builder
-from paceline.bench.variants import Variant, static_variants
 from paceline.core.errors import PacelineError
+from paceline.lab.bench.variants import Variant, static_variants
+from paceline.lab.replaying.recording import Recording
 from paceline.machine import is_compiled
-from paceline.replaying.recording import Recording
 
 _OWN_TIME_COSTS = ("f16-quiet", "q4_0-quiet")
 

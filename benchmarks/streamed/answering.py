@@ -12,9 +12,9 @@ from typing import Any
 
 import paceline
 from paceline.api import Model
-from paceline.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.core.errors import InputError
 from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.lab.bench.workloads import WORKLOADS, Sizes, Task
 from paceline.models.registry import models_folder
 from paceline.options import GenerateOptions
 

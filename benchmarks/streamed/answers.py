@@ -48,10 +48,10 @@ from benchmarks.streamed.options import (
     table,
 )
 from paceline.atomic_output import temporary_folder
-from paceline.bench.repetition import is_repetitive
-from paceline.bench.workloads import FORCED_SUFFIX, WORKLOADS
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
+from paceline.lab.bench.repetition import is_repetitive
+from paceline.lab.bench.workloads import FORCED_SUFFIX, WORKLOADS
 from paceline.models.registry import OWN_DRAFT
 from paceline.planning.policies.fixed import MAX_DRAFT
 

@@ -37,10 +37,10 @@ from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction
+from paceline.lab.doctor.measures import ALL
 from paceline.models.embedded import HELDOUT_KINDS
-from paceline.pairs.measures import ALL
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.pairs.helpers import VOCAB, engine, noisy_model, some_tokens
+from tests.lab.doctor.helpers import VOCAB, engine, noisy_model, some_tokens
 
 
 def scripted_pair(draft: LogitFunction | None = None) -> Model:

@@ -41,13 +41,13 @@ from typer.testing import CliRunner
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
+from paceline.lab.replaying.recording import Recording, save_recordings
+from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.replaying.recording import Recording, save_recordings
-from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 COSTS = measured_profile("F16", 1.0)

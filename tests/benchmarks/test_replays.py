@@ -14,10 +14,10 @@ from benchmarks.replays import costs_named
 from typer.testing import CliRunner
 
 from paceline.core.errors import InputError
+from paceline.lab.replaying.oracle import oracle_s
+from paceline.lab.replaying.recording import load_recordings, save_recordings
+from paceline.lab.replaying.replay import replay
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.oracle import oracle_s
-from paceline.replaying.recording import load_recordings, save_recordings
-from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 

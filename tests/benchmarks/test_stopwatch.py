@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED, Stopwatch
 
+from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, smooth, synthetic
 
 COSTS = smooth(0.01, 0.001)

@@ -23,8 +23,8 @@ from benchmarks.streamed.passes import Found, streamed_passes, summary
 from benchmarks.streamed.passing import MMAP, STREAMED
 from benchmarks.streamed.soak import growth, reasons, streamed_soak
 
-from paceline.conversion.inflate import LlamaShape, inflate
 from paceline.core.errors import CapabilityError, EngineError, InputError
+from paceline.lab.inflate import LlamaShape, inflate
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.conftest import SUMMARY_LINES
 from tests.tiers import some_long

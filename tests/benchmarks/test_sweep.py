@@ -12,11 +12,11 @@ from benchmarks.cost_tables import measured_profile
 from benchmarks.sweep import sweep_costs
 from typer.testing import CliRunner
 
-from paceline.bench.variants import PLAIN, policy_variants, replay_all, static_variants
+from paceline.lab.bench.variants import PLAIN, policy_variants, replay_all, static_variants
+from paceline.lab.replaying.recording import Recording, save_recordings
+from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.replaying.recording import Recording, save_recordings
-from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic
 
 PROFILE = measured_profile("Q4_0", 1.0)

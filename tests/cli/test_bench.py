@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.forecast import QUICK_WORKLOADS
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
+from paceline.lab.bench.forecast import QUICK_WORKLOADS
 from paceline.models.embedded import embedded_target
 from paceline.planning.auto.learned import DrafterState, Learned, store_learned
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from tests.bench.helpers import scripted_pair
 from tests.cli.test_run import Invoke, spawn
+from tests.lab.bench.helpers import scripted_pair
 from tests.models.helpers import write_gguf
 from tests.timing import WAIT_S
 
@@ -59,7 +59,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
 
     for module in ("paceline.model_pair", "paceline.planning.costs.attention"):
         monkeypatch.setattr(f"{module}.open_engine", open_engine)
-    monkeypatch.setattr("paceline.bench.sessions.WallClock", lambda: pair[0].clock)
+    monkeypatch.setattr("paceline.lab.bench.sessions.WallClock", lambda: pair[0].clock)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: pair[0].clock)
     yield opened
     assert all(engine._closed for engine in pair[: len(opened)])

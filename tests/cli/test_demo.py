@@ -17,9 +17,9 @@ from rich.console import Console
 from paceline.cli import demo as command
 from paceline.cli.race_view import STACKED_BELOW, draw_lanes, legend, play_race, verdict_line
 from paceline.cli.setup import Setup
+from paceline.lab.race import Lane, Piece, Race, run_race
 from paceline.models.embedded import embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.race import Lane, Piece, Race, run_race
 from tests.cli.test_run import Invoke
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import paceline.comparison
+import paceline.lab.comparison
 from paceline.cli.main import main
-from paceline.comparison import Comparison, OpenReader
+from paceline.lab.comparison import Comparison, OpenReader
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.models.helpers import edited_gguf, with_last_tokens, write_gguf
@@ -229,7 +229,7 @@ def test_compare_can_load_again_what_a_name_stands_for(invoke: Invoke, monkeypat
         reader = open_reader(64)
         sequences.append(reader.capabilities.max_sequences)
         reader.close()
-        return paceline.comparison.summarise(*arguments, open_reader=open_reader, **options)
+        return paceline.lab.comparison.summarise(*arguments, open_reader=open_reader, **options)
 
     monkeypatch.setattr("paceline.cli.run.summarise", summarise)
     outcome = invoke("run", "-m", "target", "-p", "def f(x):", *FAST, "--compare", "--repeats", "1")

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from paceline.race import Lane, Piece, Race
+from paceline.lab.race import Lane, Piece, Race
 
 DOCS = Path(__file__).parents[2] / "docs"
 WORDS = ["def ", "f(x):\n", "\treturn ", "x < ", "1 & 2\n", "# a line that is longer than a lane and so goes on below"]

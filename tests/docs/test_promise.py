@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from benchmarks.cost_tables import PASS_MS
 
+from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.policy import START_ROUNDS, START_SHARE, AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.replay import replay
 from tests.docs.test_site import DOCS, script
 from tests.planning.helpers import Skill, synthetic, table
 

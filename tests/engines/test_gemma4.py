@@ -26,10 +26,10 @@ from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.loading import foreseen_bytes
 from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.warming import warm_up
+from paceline.lab.replaying.recorder import record
 from paceline.planning.costs.meter import Meter, ProfilingBudget
 from paceline.planning.costs.subject import open_subject
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.recorder import record
 
 pytest.importorskip("llama_cpp")
 

@@ -14,11 +14,11 @@ from paceline.core.stats import OffReason, PlainTimes
 from paceline.core.tree import DraftTree
 from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.lab.replaying.recording import Chain, DrafterTrace, Level, Recording
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import PolicyBase, RoundRecord
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from paceline.replaying.recording import Chain, DrafterTrace, Level, Recording
 
 VOCAB_SIZE = 50
 TEXT_TOKENS = 40

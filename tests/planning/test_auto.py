@@ -28,6 +28,9 @@ from paceline.engines.scripted import (
     table_model,
 )
 from paceline.engines.sequence_pool import SequencePool
+from paceline.lab.replaying.oracle import oracle_s
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.replaying.replay import ReplayResult, replay
 from paceline.planning.auto.drafter_selector import DrafterSelector
 from paceline.planning.auto.ledger import Ledger
 from paceline.planning.auto.planner_state import PlannerState
@@ -42,9 +45,6 @@ from paceline.planning.auto.policy import (
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from paceline.replaying.oracle import oracle_s
-from paceline.replaying.recording import Recording
-from paceline.replaying.replay import ReplayResult, replay
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import PLAIN_PARAMS, request_of
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic, table

@@ -11,12 +11,12 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.core.stats import OffReason, PlainTimes
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.replaying.replay import Drift, replay
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.replaying.recording import Recording
-from paceline.replaying.replay import Drift, replay
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic
 from tests.planning.test_auto import CURVES, QUICK_CURVES, texts
 

@@ -12,10 +12,10 @@ from benchmarks.cost_tables import PASS_MS
 from paceline.core.params import StopRules
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from paceline.lab.replaying.recording import save_recordings
+from paceline.lab.replaying.replay import replay
 from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
-from paceline.replaying.recording import save_recordings
-from paceline.replaying.replay import replay
 from tests.helpers import PLAIN_PARAMS, decode
 from tests.planning.helpers import Skill, synthetic, table
 

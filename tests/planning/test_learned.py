@@ -11,11 +11,11 @@ import pytest
 from benchmarks.cost_tables import PASS_MS
 
 from paceline.core.errors import InputError
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.learned import Learned
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.replaying.recording import Recording
-from paceline.replaying.replay import replay
 from tests.planning.helpers import Skill, synthetic, table
 from tests.tiers import some_long
 

@@ -16,13 +16,13 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blended_model, random_model
+from paceline.lab.replaying.replay import replay
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.accept_ratio import AcceptRatioPolicy
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.policies.heuristic import HeuristicPolicy
 from paceline.planning.policies.profile_ev import ProfileEvPolicy
 from paceline.planning.registry import COST_POLICIES, POLICY_NAMES, build_policy
-from paceline.replaying.replay import replay
 from tests.helpers import PLAIN_PARAMS, decode, request_of
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
 

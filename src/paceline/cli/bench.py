@@ -14,16 +14,6 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from paceline.atomic_output import atomic_file
-from paceline.bench.forecast import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
-from paceline.bench.llama_server import LlamaServers, check_llama_server
-from paceline.bench.page import render
-from paceline.bench.results import BenchResult
-from paceline.bench.runner import Runner
-from paceline.bench.sessions import Engines, wall_engines
-from paceline.bench.settings import BenchSettings
-from paceline.bench.table import print_result
-from paceline.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
-from paceline.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
 from paceline.cli import exits
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_pair
@@ -48,6 +38,16 @@ from paceline.engines.loading import foreseen_context_length, reader_of
 from paceline.engines.options import ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.environment import ModelChoice
+from paceline.lab.bench.forecast import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
+from paceline.lab.bench.llama_server import LlamaServers, check_llama_server
+from paceline.lab.bench.page import render
+from paceline.lab.bench.results import BenchResult
+from paceline.lab.bench.runner import Runner
+from paceline.lab.bench.sessions import Engines, wall_engines
+from paceline.lab.bench.settings import BenchSettings
+from paceline.lab.bench.table import print_result
+from paceline.lab.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
+from paceline.lab.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
 from paceline.machine import machine
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft

@@ -20,16 +20,16 @@ from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.inflate import large_target
 from paceline.cli.race_view import lane_lines, legend, play_race, verdict_line
 from paceline.cli.setup import FoundModels, Setup, open_model
-from paceline.comparison import Stop, Stopped, answer
-from paceline.conversion.inflate import find_file_type
 from paceline.engines.loading import reader_of
 from paceline.engines.options import ModelOptions
 from paceline.engines.threads import busy_seconds, count_cores
 from paceline.environment import ModelChoice
+from paceline.lab.comparison import Stop, Stopped, answer
+from paceline.lab.inflate import find_file_type
+from paceline.lab.race import LaneName, Race, run_race
 from paceline.machine import machine
 from paceline.models.embedded import embedded_draft, heldout
 from paceline.options import GenerateOptions
-from paceline.race import LaneName, Race, run_race
 
 EPILOG = """[bold]Examples[/bold]
 

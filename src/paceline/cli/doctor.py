@@ -22,27 +22,27 @@ from paceline.cli.downloads import locate_model, make_draft
 from paceline.cli.flags import in_flags
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, with_options
-from paceline.comparison import Stopped
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.libraries import offload_devices
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
-from paceline.intervals import Interval, Ratio
+from paceline.lab.comparison import Stopped
+from paceline.lab.doctor.candidate_report import CandidateReport, build_report, ranking_key, verdict
+from paceline.lab.doctor.candidates import Candidate, Skipped, find_candidates
+from paceline.lab.doctor.diagnosis_json import diagnosis_json, model_json
+from paceline.lab.doctor.examiner import Diagnosis, Examiner
+from paceline.lab.doctor.export import ALL as ALL_PROGRAMS
+from paceline.lab.doctor.export import PROGRAMS, check_program
+from paceline.lab.doctor.measures import ALL
+from paceline.lab.doctor.page import render
+from paceline.lab.doctor.prediction import Prediction, Speed
+from paceline.lab.doctor.samples import file_samples, heldout_samples
+from paceline.lab.intervals import Interval, Ratio
 from paceline.machine import machine
 from paceline.models.description import ModelDescription, describe
 from paceline.models.registry import complete_model
-from paceline.pairs.candidate_report import CandidateReport, build_report, ranking_key, verdict
-from paceline.pairs.candidates import Candidate, Skipped, find_candidates
-from paceline.pairs.diagnosis_json import diagnosis_json, model_json
-from paceline.pairs.examiner import Diagnosis, Examiner
-from paceline.pairs.export import ALL as ALL_PROGRAMS
-from paceline.pairs.export import PROGRAMS, check_program
-from paceline.pairs.measures import ALL
-from paceline.pairs.page import render
-from paceline.pairs.prediction import Prediction, Speed
-from paceline.pairs.samples import file_samples, heldout_samples
 from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import json_text, printable, printable_line
 

@@ -12,7 +12,10 @@ import typer
 from paceline.atomic_output import check_parent
 from paceline.cli.display import error_console, print_json, print_path
 from paceline.cli.progress import stage_progress
-from paceline.conversion.inflate import (
+from paceline.core.errors import InputError, ModelFileError
+from paceline.engines.loading import open_vocabulary
+from paceline.engines.options import ModelOptions
+from paceline.lab.inflate import (
     FILE_TYPES,
     HEAD_TYPE,
     PRESETS,
@@ -26,9 +29,6 @@ from paceline.conversion.inflate import (
     is_up_to_date,
     preset_shape,
 )
-from paceline.core.errors import InputError, ModelFileError
-from paceline.engines.loading import open_vocabulary
-from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_target
 from paceline.models.registry import complete_model, models_folder, resolve_model
 from paceline.sizes import format_bytes

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.display import SOURCE_STYLES
-from paceline.comparison import Stop
 from paceline.core.stats import OFF_REASONS
-from paceline.race import Lane, LaneName, Piece, Race
+from paceline.lab.comparison import Stop
+from paceline.lab.race import Lane, LaneName, Piece, Race
 from paceline.terminal_text import printable
 
 FRAME_S: Final = 1 / 20

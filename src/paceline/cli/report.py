@@ -10,12 +10,12 @@ from rich.console import Console
 
 from paceline.api import Model
 from paceline.cli.memory import memory_json
-from paceline.comparison import Comparison
 from paceline.core.fields import fields_of
 from paceline.core.params import SamplingParams
 from paceline.core.stats import OFF_REASONS, RequestStats, percentile
 from paceline.drafters.following import FollowingDrafter
 from paceline.drafters.translated import Case, TranslatedDrafter
+from paceline.lab.comparison import Comparison
 from paceline.planning.report import PlannerReport
 from paceline.streams import Generation
 

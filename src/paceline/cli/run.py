@@ -48,13 +48,13 @@ from paceline.cli.setup import (
     open_model,
     request_options,
 )
-from paceline.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules
 from paceline.drafters.lookup import PREDICTION
 from paceline.engines.loading import check_prompt, reader_of
 from paceline.engines.options import ModelOptions
 from paceline.environment import ModelChoice
+from paceline.lab.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
