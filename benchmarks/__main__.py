@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import typer
 
-from benchmarks import acceptance, lossless, overhead, plain_speed, planning, soak, speed
-from benchmarks.alternating import EPILOG as ALTERNATING_EPILOG
-from benchmarks.alternating import alternating
-from benchmarks.attack.command import EPILOG as ATTACK_EPILOG
-from benchmarks.attack.command import attack
-from benchmarks.beside_driver import EPILOG as BESIDE_DRIVER_EPILOG
-from benchmarks.beside_driver import beside_driver
-from benchmarks.beside_server import EPILOG as BESIDE_SERVER_EPILOG
-from benchmarks.beside_server import beside_server
-from benchmarks.chats import EPILOG as CHATS_EPILOG
-from benchmarks.chats import chats
-from benchmarks.gpu.command import EPILOG as GPU_EPILOG
-from benchmarks.gpu.command import gpu
-from benchmarks.inflation import EPILOG as INFLATION_EPILOG
-from benchmarks.inflation import inflation
-from benchmarks.pair.command import EPILOG, pair
-from benchmarks.planner_ab.building import EPILOG as PLANNER_CORPUS_EPILOG
-from benchmarks.planner_ab.building import planner_corpus
-from benchmarks.planner_ab.command import EPILOG as PLANNER_AB_EPILOG
-from benchmarks.planner_ab.command import planner_ab
-from benchmarks.planner_ab.statics import EPILOG as PLANNER_STATICS_EPILOG
-from benchmarks.planner_ab.statics import planner_statics
-from benchmarks.replays import RECORD_EPILOG, REPLAY_EPILOG, record_command, replay_command
-from benchmarks.server_soak.command import EPILOG as SERVER_SOAK_EPILOG
-from benchmarks.server_soak.command import server_soak
-from benchmarks.serving import EPILOG as SERVING_EPILOG
-from benchmarks.serving import serving
-from benchmarks.streamed.answers import EPILOG as STREAMED_ANSWERS_EPILOG
-from benchmarks.streamed.answers import streamed_answers
-from benchmarks.streamed.passes import EPILOG as STREAMED_PASSES_EPILOG
-from benchmarks.streamed.passes import streamed_passes
-from benchmarks.streamed.soak import EPILOG as STREAMED_SOAK_EPILOG
-from benchmarks.streamed.soak import streamed_soak
-from benchmarks.structured import EPILOG as STRUCTURED_EPILOG
-from benchmarks.structured import structured
-from benchmarks.sweep import EPILOG as SWEEP_EPILOG
-from benchmarks.sweep import sweep
-from benchmarks.translation import EPILOG as TRANSLATION_EPILOG
-from benchmarks.translation import translation
+from benchmarks import lossless, overhead, planning, soak
 from paceline.cli import exits
 from paceline.core.errors import InputError, PacelineError
 from paceline.machine import machine
 
-MEASUREMENTS = {
-    "lossless": lossless,
-    "acceptance": acceptance,
-    "overhead": overhead,
-    "planning": planning,
-    "plain_speed": plain_speed,
-    "speed": speed,
-    "soak": soak,
+MEASUREMENTS: Final = {"lossless": lossless, "overhead": overhead, "planning": planning, "soak": soak}
+"""What runs by itself."""
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "pair": "benchmarks.pair.command",
+    # Needs two models that are not there everywhere.
+    "translation": "benchmarks.translation",
+    "attack": "benchmarks.attack.command",
+    "server-soak": "benchmarks.server_soak.command",
+    # May have a llama-server beside.
+    "structured": "benchmarks.structured",
+    "serving": "benchmarks.serving",
+    # Makes what measures elsewhere.
+    "gpu": "benchmarks.gpu.command",
+    # Needs root, and a disk whose reads can be bounded.
+    "streamed-passes": "benchmarks.streamed.passes",
+    # Policies on what was recorded before.
+    "record": "benchmarks.record",
+    "replay": "benchmarks.replay",
+    "sweep": "benchmarks.sweep",
+    "planner-ab": "benchmarks.planner_ab.command",
 }
+"""What has options, by its module; the function has the command's name."""
 
 app = typer.Typer(
     # Several measurements can be named one after the other.
@@ -83,34 +60,11 @@ def _command(name: str) -> Callable[[], None]:
     return lambda: _run(name)
 
 
-for _name, _module in MEASUREMENTS.items():
-    app.command(_name, help=(_module.__doc__ or "").partition("\n")[0])(_command(_name))
-app.command("pair", epilog=EPILOG)(pair)
-app.command("inflation", epilog=INFLATION_EPILOG)(inflation)
-# This needs two models that are not there everywhere.
-app.command("translation", epilog=TRANSLATION_EPILOG)(translation)
-# These need a program that is not there everywhere.
-app.command("beside-driver", epilog=BESIDE_DRIVER_EPILOG)(beside_driver)
-app.command("beside-server", epilog=BESIDE_SERVER_EPILOG)(beside_server)
-app.command("chats", epilog=CHATS_EPILOG)(chats)
-app.command("attack", epilog=ATTACK_EPILOG)(attack)
-app.command("server-soak", epilog=SERVER_SOAK_EPILOG)(server_soak)
-app.command("alternating", epilog=ALTERNATING_EPILOG)(alternating)
-app.command("structured", epilog=STRUCTURED_EPILOG)(structured)
-app.command("serving", epilog=SERVING_EPILOG)(serving)
-# This makes what measures elsewhere.
-app.command("gpu", epilog=GPU_EPILOG)(gpu)
-# These need root, and a disk whose reads can be bounded.
-app.command("streamed-passes", epilog=STREAMED_PASSES_EPILOG)(streamed_passes)
-app.command("streamed-answers", epilog=STREAMED_ANSWERS_EPILOG)(streamed_answers)
-app.command("streamed-soak", epilog=STREAMED_SOAK_EPILOG)(streamed_soak)
-# These measure policies on what was recorded before, so they are not among all that runs by itself.
-app.command("record", epilog=RECORD_EPILOG)(record_command)
-app.command("replay", epilog=REPLAY_EPILOG)(replay_command)
-app.command("sweep", epilog=SWEEP_EPILOG)(sweep)
-app.command("planner-ab", epilog=PLANNER_AB_EPILOG)(planner_ab)
-app.command("planner-statics", epilog=PLANNER_STATICS_EPILOG)(planner_statics)
-app.command("planner-corpus", epilog=PLANNER_CORPUS_EPILOG)(planner_corpus)
+for _name, _measurement in MEASUREMENTS.items():
+    app.command(_name, help=(_measurement.__doc__ or "").partition("\n")[0])(_command(_name))
+for _name, _path in COMMANDS.items():
+    _module = importlib.import_module(_path)
+    app.command(_name, epilog=_module.EPILOG)(getattr(_module, _name.replace("-", "_")))
 
 
 @app.callback()
@@ -120,9 +74,7 @@ def run_all(context: typer.Context) -> None:
         for name in MEASUREMENTS:
             _run(name)
         print("\n== pair")
-        pair()
-        print("\n== inflation")
-        inflation()
+        importlib.import_module(COMMANDS["pair"]).pair()
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ import typer
 
 import paceline
 from benchmarks.load_laps import Load, load
-from benchmarks.progress import progress_bar
+from benchmarks.reporting import progress_bar
 from benchmarks.server_process import ServerProcess
 from paceline.core.errors import InputError
 from paceline.engines.options import ModelOptions

@@ -38,7 +38,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import validator_for
 
 import paceline
-from benchmarks.progress import progress_bar
+from benchmarks.reporting import progress_bar
 from benchmarks.server_process import ServerProcess
 from paceline.chat.template_sources import has_template
 from paceline.constraints import JsonSchema

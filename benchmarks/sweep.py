@@ -7,25 +7,21 @@ all texts together, where the bench takes medians. Limited by the interpreter: s
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.cost_tables import PASS_MS
-from benchmarks.progress import progress_bar
-from benchmarks.replays import check_draft_ms, costs_named, recordings_by_kind, split
-from paceline.atomic_output import atomic_file, check_parent
+from benchmarks.replay import check_draft_ms, costs_named, recordings_by_kind
+from benchmarks.reporting import JsonOption, console, progress_bar, split, table, write_figures
+from paceline.atomic_output import check_parent
 from paceline.lab.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.lab.bench.workloads import MIXED
 from paceline.lab.replaying.recording import Recording
 from paceline.lab.replaying.replay import replay
-from paceline.machine import machine
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import ADAPTIVE_POLICIES
@@ -38,7 +34,6 @@ python -m benchmarks sweep --recordings bench.npz --costs f16.json,q4_0.json --j
 """
 
 OTHER_POLICIES: tuple[str, ...] = tuple(name for name in ADAPTIVE_POLICIES if name != AUTO)
-_PIPE_WIDTH = 160
 
 Seconds: TypeAlias = Sequence[float]
 """Of every text of a workload, in their order."""
@@ -88,7 +83,7 @@ def sweep(
     draft_ms: Annotated[
         float, typer.Option("--draft-ms", help="Milliseconds of a pass of the draft; not for files.")
     ] = 1.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.", metavar="FILE")] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Hold auto against every static setting and policy, on each workload and on all of them in one session."""
     if json_file is not None:
@@ -98,28 +93,17 @@ def sweep(
     groups = recordings_by_kind(recordings)
     traces = next(iter(groups.values()))[0].traces
     profiles = {name: costs_named(name, draft_ms, traces) for name in names}
-    console = Console(highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
     report = {}
     for name, profile in profiles.items():
         with progress_bar() as progress:
-            task = progress.add_task(name, total=None)
-
-            def tell(doing: str) -> None:
-                progress.update(task, description=f"{name}: {doing}")  # noqa: B023 - told within this turn alone
-
-            swept = sweep_costs(groups, profile, tell)
-        console.print(_table(name, swept))
+            progress.add_task(name, total=None)
+            swept = sweep_costs(groups, profile)
+        _print(name, swept)
         report[name] = {workload: {**asdict(found), "of_static": found.of_static} for workload, found in swept.items()}
-    if json_file is not None:
-        with atomic_file(json_file) as partial:
-            partial.write_text(json.dumps({"machine": machine(), "sweep": report}) + "\n", encoding="utf-8")
+    write_figures("sweep", report, json_file)
 
 
-def sweep_costs(
-    groups: Mapping[str, Sequence[Recording]], profile: CostProfile, tell: Callable[[str], None]
-) -> dict[str, Swept]:
+def sweep_costs(groups: Mapping[str, Sequence[Recording]], profile: CostProfile) -> dict[str, Swept]:
     """Replay everything with one profile; return what came out by workload, ``mixed`` last."""
     drafters = [trace.name for trace in next(iter(groups.values()))[0].traces]
     statics = list(static_variants(drafters))
@@ -128,13 +112,10 @@ def sweep_costs(
     plain: dict[str, Seconds] = {}
     by_static: dict[str, list[Seconds]] = {}
     for name, group in groups.items():
-        tell(f"{name}, static settings")
         plain[name] = _seconds(group, None, profile)
         by_static[name] = [_seconds(group, variant, profile) for variant in statics]
-        tell(f"{name}, policies")
         found[name] = _swept(group, plain[name], statics, by_static[name], None, drafters, profile)
     if len(groups) > 1:
-        tell(f"{MIXED}, policies")
         laps = max(map(len, groups.values()))
 
         def mix(by_name: Mapping[str, Seconds]) -> list[float]:
@@ -181,22 +162,11 @@ def _seconds(group: Sequence[Recording], variant: Variant | None, profile: CostP
     return lap_seconds(group, replay(group, policy, profile, drafters=drafters), profile, 1)
 
 
-def _table(costs: str, swept: Mapping[str, Swept]) -> Table:
-    table = Table(title=costs, title_justify="left", box=None)
-    table.add_column("workload")
-    for column in ("texts", "auto of plain", "lowest text", "best static of plain", "auto of that", "tuned apart"):
-        table.add_column(column, justify="right")
-    for name in OTHER_POLICIES:
-        table.add_column(name, justify="right")
-    table.add_column("best static")
+def _print(costs: str, swept: Mapping[str, Swept]) -> None:
+    columns = ("texts", "auto of plain", "lowest text", "best static of plain", "auto of that", "tuned apart")
+    made = table(costs, "workload", *columns, *OTHER_POLICIES, "best static")
     for workload, found in swept.items():
-        figures = (
-            found.auto,
-            found.lowest,
-            found.static_ratio,
-            found.of_static,
-            found.tuned_ratio,
-            *found.policies.values(),
-        )
-        table.add_row(workload, str(found.texts), *(f"{figure:.3f}" for figure in figures), found.static)
-    return table
+        ratios = (found.auto, found.lowest, found.static_ratio, found.of_static, found.tuned_ratio)
+        figures = (f"{figure:.3f}" for figure in (*ratios, *found.policies.values()))
+        made.add_row(workload, str(found.texts), *figures, found.static)
+    console().print(made)

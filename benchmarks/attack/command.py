@@ -15,9 +15,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.attack.campaign import KINDS, Plan, Row, campaign
-from benchmarks.planner_ab.report import console
-from benchmarks.progress import progress_bar
-from benchmarks.replays import split
+from benchmarks.reporting import console, progress_bar, split
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import EngineError, InputError
 from paceline.machine import machine

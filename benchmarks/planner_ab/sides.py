@@ -1,22 +1,16 @@
-"""Sides of a comparison: a revision and a policy, with what its decisions take; and their workers, run at once."""
+"""Sides of a comparison: a revision and a policy, with what its decisions take."""
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from benchmarks.planner_ab.charging import OwnTimes
 from benchmarks.planner_ab.corpus import CORPORA
-from benchmarks.planner_ab.environments import Environment, environment
+from benchmarks.planner_ab.environments import Environment, Job, environment, run_all
 from benchmarks.planner_ab.own_time import SLICES
-from benchmarks.progress import progress_bar
+from benchmarks.reporting import progress_bar
 from paceline.core.errors import InputError
-
-Job: TypeAlias = Mapping[str, Any]
-"""As ``worker.py`` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +56,16 @@ def side_of(revision: str | None, policy: str) -> Side:
     with progress_bar() as bar:
         bar.add_task(f"{revision or 'working tree'}: compiling the planner, unless it was before", total=None)
         made = environment(revision)
-    (found,) = made.run({"task": "list"})
+    ((found,),) = run_all([(made, {"task": "list"})], lambda result: None)
     if not found["compiled"]:
         raise InputError(f"{made.name} was built without compiling the planner: remove {made.package} and try again")
     own_times = made.own_times(policy)
     if own_times is None:
         models = len({corpus.models for corpus in CORPORA})
         with progress_bar() as bar:
-            measured = made.run({"task": "own time", "policy": policy})
-            total = models * SLICES
-            *_, own_times = bar.track(measured, total=total, description=f"{made.name}: what deciding takes")
+            task = bar.add_task(f"{made.name}: what deciding takes", total=models * SLICES)
+            (measured,) = run_all([(made, {"task": "own time", "policy": policy})], lambda result: bar.advance(task))
+        own_times = measured[-1]
         made.keep_own_times(policy, own_times)
     return Side(made, policy, own_times, [(profile, corpus) for profile, corpus in found["cells"]], found["scenes"])
 
@@ -88,44 +82,3 @@ def chosen_profiles(sides: Sequence[Side], chosen: Sequence[str] | None) -> list
         if name not in common:
             raise InputError(f"--costs {name!r}: choose from those that every side has, {', '.join(common)}")
     return common if chosen is None else list(chosen)
-
-
-def results_of(
-    tasks: Sequence[tuple[Side, Job]], processes: int, description: str
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Do jobs, some at once, under a bar; yield each result as it comes, with the number of its task.
-
-    Raises:
-        EngineError: a worker failed; the others are ended.
-    """
-    total = sum(side.steps(job) for side, job in tasks)
-    runs = [side.environment.run(job) for side, job in tasks]
-    arrived: queue.SimpleQueue[tuple[int, dict[str, Any]] | BaseException | None] = queue.SimpleQueue()
-
-    def follow(number: int) -> None:
-        try:
-            for result in runs[number]:
-                arrived.put((number, result))
-        except BaseException as error:
-            arrived.put(error)
-        arrived.put(None)
-
-    with ThreadPoolExecutor(processes) as pool, progress_bar() as bar:
-        step = bar.add_task(description, total=total)
-        for number in range(len(runs)):
-            pool.submit(follow, number)
-        running = len(runs)
-        try:
-            while running:
-                result = arrived.get()
-                if isinstance(result, BaseException):
-                    raise result
-                if result is None:
-                    running -= 1
-                else:
-                    bar.advance(step)
-                    yield result
-        finally:
-            # Within the pool, which waits for those that follow them.
-            for run in runs:
-                run.stop()

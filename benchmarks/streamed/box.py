@@ -5,28 +5,35 @@ the pages of files that it has read included, and ``blkio`` bounds its reads. Bo
 
 The page cache belongs to whoever read a page first, so the model's file is dropped from it before a process starts:
 pages that lie there already would cost the box nothing. The process is moved into the groups before its program starts,
-so that all it ever holds is counted.
+so that all it ever holds is counted. It reads one job, and writes a line for every result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from paceline.core.errors import CapabilityError, InputError
+from paceline.cli import exits
+from paceline.core.errors import CapabilityError, EngineError, InputError
+from paceline.models.gguf_model import part_paths
+from paceline.models.registry import CACHE_VARIABLE
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _DEVICES: Final = Path("/sys/dev/block")
-_LIMIT, _USAGE, _PEAK = "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes"
+_LIMIT, _PEAK = "memory.limit_in_bytes", "memory.max_usage_in_bytes"
 _RATE, _SERVED = "blkio.throttle.read_bps_device", "blkio.throttle.io_service_bytes"
 _UNBOUNDED: Final = 1 << 40
 """Bytes a second that no disk reads: the kernel counts what a group reads where some rule bounds it."""
@@ -38,6 +45,7 @@ exec "$@"
 """
 """Moves a shell into two groups; it then becomes a program."""
 
+_ROOT: Final = Path(__file__).parents[2]
 _numbers = itertools.count()
 
 
@@ -78,11 +86,6 @@ class Groups:
         return {"memory": str(self.memory), "disk": str(self.disk), "device": self.device}
 
     @property
-    def usage_bytes(self) -> int:
-        """Memory that is in use now, pages of files included."""
-        return int((self.memory / _USAGE).read_text())
-
-    @property
     def peak_bytes(self) -> int:
         """Most that was in use at any time."""
         return int((self.memory / _PEAK).read_text())
@@ -95,6 +98,68 @@ class Groups:
             if fields[:2] == [self.device, "Read"]:
                 return int(fields[2])
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        results: as the process told them, in its order.
+        killed: the system ended it, as it needed more memory than there is.
+        peak_bytes: most memory that it held at once, pages of files included; 0 without a box.
+    """
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    killed: bool = False
+    peak_bytes: int = 0
+
+
+def measure_in_box(model: Path, limits: Limits | None, cache: Path, job: Mapping[str, Any]) -> Outcome:
+    """Measure passes in a process of its own; nothing of the model lies in the page cache when it starts.
+
+    Args:
+        model: the file of the target, of a split model the first.
+        limits: of the box; ``None`` for none.
+        cache: folder for what paceline keeps, in place of the user's.
+        job: what; see :mod:`benchmarks.streamed.passing`.
+
+    Raises:
+        CapabilityError: no box can be made here.
+        InputError: the process says that it cannot do what was asked.
+        EngineError: it failed.
+    """
+    for path in part_paths(model):
+        drop_cached(path)
+    command: Sequence[str] = [sys.executable, "-m", "benchmarks.streamed.passing"]
+    outcome = Outcome()
+    with ExitStack() as stack:
+        made = None
+        if limits is not None:
+            made = stack.enter_context(groups(limits, device_of(model)))
+            command = command_in(made, command)
+        asked, said = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+        json.dump({**job, "model": str(model), "groups": None if made is None else made.to_json()}, asked)
+        asked.seek(0)
+        process = subprocess.Popen(
+            command, stdin=asked, stdout=subprocess.PIPE, stderr=said, text=True, cwd=_ROOT,
+            env={**os.environ, CACHE_VARIABLE: str(cache)},
+        )  # fmt: skip
+        with process:
+            try:
+                assert process.stdout is not None
+                outcome.results.extend(json.loads(line) for line in process.stdout)
+            except BaseException:
+                process.kill()
+                raise
+        if made is not None:
+            outcome = dataclasses.replace(outcome, peak_bytes=made.peak_bytes, killed=was_killed(process))
+        if process.returncode and not outcome.killed:
+            said.seek(0)
+            last = (said.read().strip().splitlines() or ["it says nothing"])[-1]
+            kind = InputError if process.returncode == exits.BAD_INPUT else EngineError
+            raise kind(f"{job.get('variant', 'passes')}: {last}")
+    return outcome
 
 
 def device_of(path: Path) -> str:

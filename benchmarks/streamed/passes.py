@@ -23,27 +23,22 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from benchmarks.planner_ab.report import console
-from benchmarks.progress import progress_bar
-from benchmarks.streamed import boxed
-from benchmarks.streamed.box import Limits
-from benchmarks.streamed.options import (
+from benchmarks.reporting import (
     JsonOption,
-    LimitOption,
-    MemoryOption,
-    ModelOption,
-    RateOption,
     ThreadsOption,
-    box_text,
-    figures_out,
-    found_model,
-    limits_of,
+    as_line,
+    console,
     numbers,
+    progress_bar,
     table,
+    write_figures,
 )
+from benchmarks.streamed.box import Limits, Outcome, measure_in_box
 from benchmarks.streamed.passing import CONTEXT, MMAP, STREAMED, VARIANTS
-from paceline.atomic_output import temporary_folder
+from paceline.atomic_output import check_parent, temporary_folder
 from paceline.core.errors import EngineError, InputError
+from paceline.engines.limits import check_range
+from paceline.models.registry import resolve_model
 from paceline.sizes import parse_bytes
 
 EPILOG = """[bold]Examples[/bold]
@@ -58,13 +53,20 @@ _MB: Final = 1e6
 
 
 def streamed_passes(
-    model: ModelOption,
-    memory: MemoryOption,
-    limit: LimitOption = None,
-    rate: RateOption = None,
+    model: Annotated[str, typer.Option("-m", "--model", help="A GGUF file or a name.")],
+    memory: Annotated[
+        str, typer.Option("--memory", help="What paceline is told that it may hold, such as 740M.", metavar="SIZE")
+    ],
+    limit: Annotated[
+        str | None,
+        typer.Option("--limit", help="What the box allows, pages of files included. \\[as --memory]", metavar="SIZE"),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="Most that is read from the disk in a second. \\[any]", metavar="SIZE")
+    ] = None,
     rows: Annotated[str, typer.Option("--rows", help="Widths of passes.", metavar="N[,...]")] = ROWS,
-    repeats: Annotated[int, typer.Option("--repeats", help="Passes of each width in a process.")] = 3,
-    laps: Annotated[int, typer.Option("--laps", help="Processes of each variant.")] = 2,
+    repeats: Annotated[int, typer.Option("--repeats", help="Passes of each width in a process.", min=1)] = 3,
+    laps: Annotated[int, typer.Option("--laps", help="Processes of each variant.", min=1)] = 2,
     threads: ThreadsOption = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -73,25 +75,41 @@ def streamed_passes(
     It needs root, to make control groups (version 1) that hold a process to little memory and a slow disk.
     """
     limits, widths = limits_of(memory, limit, rate), numbers(rows, "--rows")
-    if max(widths) > CONTEXT // 2 or repeats < 1 or laps < 1:
-        raise InputError(
-            f"{max(widths)} rows, {repeats} repeats, {laps} laps: the most rows are {CONTEXT // 2}, and the least of "
-            "the others is 1"
-        )
-    path = found_model(model, json_file)
-    job = {"task": "passes", "memory_bytes": parse_bytes(memory), "repeats": repeats, "threads": threads}
+    if max(widths) > CONTEXT // 2:
+        raise InputError(f"--rows {max(widths)}: the most are {CONTEXT // 2}")
+    if json_file is not None:
+        check_parent(json_file)
+    path = resolve_model(model)
+    job = {"memory_bytes": parse_bytes(memory), "repeats": repeats, "threads": threads}
     found = {variant: Found() for variant in VARIANTS}
     with temporary_folder(path) as cache, progress_bar() as progress:
-        box = boxed.Boxed(path, limits, cache)
         order = [(variant, widths[:: -1 if lap % 2 else 1]) for lap in range(laps) for variant in VARIANTS]
         for variant, in_order in progress.track(order, description="passes"):
-            if found[variant].killed:
-                continue
-            found[variant].add(boxed.do(box, {**job, "variant": variant, "rows": in_order}))
-    report = summary(found, limits, widths)
-    console().print(box_text(path, limits))
+            if not found[variant].killed:
+                found[variant].add(measure_in_box(path, limits, cache, {**job, "variant": variant, "rows": in_order}))
+    report = {"model": path.name, **summary(found, limits, widths)}
+    slow = "as fast as the disk is" if rate is None else f"at most {parse_bytes(rate) / _MB:.0f} MB/s"
+    console().print(f"{path.name} in {limits.memory_bytes / _MB:.0f} MB, {slow}")
     _print(report, widths)
-    figures_out("streamed passes", {"model": path.name, **report}, json_file)
+    if json_file is None:
+        print(as_line("streamed passes", report))
+    write_figures("streamed passes", report, json_file)
+
+
+def limits_of(memory: str, limit: str | None, rate: str | None) -> Limits:
+    """Return what the box allows.
+
+    Raises:
+        InputError: a size is none, or the box is smaller than what the process may hold.
+    """
+    memory_bytes = parse_bytes(memory)
+    limit_bytes = memory_bytes if limit is None else parse_bytes(limit)
+    if limit_bytes < memory_bytes:
+        raise InputError(f"--limit {limit} is less than --memory {memory}: the process would be ended")
+    bytes_per_s = None if rate is None else parse_bytes(rate)
+    if bytes_per_s is not None:
+        check_range("--rate", bytes_per_s, 1, 1 << 40)
+    return Limits(limit_bytes, bytes_per_s)
 
 
 @dataclass
@@ -114,7 +132,7 @@ class Found:
     anonymous_bytes: int = 0
     killed: bool = False
 
-    def add(self, outcome: boxed.Outcome) -> None:
+    def add(self, outcome: Outcome) -> None:
         """Add what a process found."""
         self.killed |= outcome.killed
         self.peak_bytes = max(self.peak_bytes, outcome.peak_bytes)

@@ -1,15 +1,25 @@
-"""Passes of several widths, one after the other, in a box; see :mod:`benchmarks.streamed.passes`."""
+"""Passes of several widths, one after the other, in a box: reads one job, writes a line a result.
+
+A job is an object of JSON::
+
+    {"model": ..., "groups": null without a box, "variant": ..., "memory_bytes": ..., "rows": [...], "repeats": ...,
+     "threads": ...}
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.streamed.box import Groups, anonymous_bytes
+from paceline.cli import exits
+from paceline.core.errors import InputError, PacelineError
 from paceline.engines.base import COMMITTED_END, ForwardOutput, Step
 from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.llama_cpp.streaming import LayerStream
@@ -22,11 +32,7 @@ CONTEXT: Final = 512
 
 
 def measure(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what was loaded, then every pass, then what is held.
-
-    Args:
-        job: ``variant``, ``memory_bytes``, ``rows`` (widths), ``repeats``, ``threads``.
-    """
+    """Yield what was loaded, then every pass, then what is held."""
     path, rows_of = Path(job["model"]), job["rows"]
     group = None if job["groups"] is None else Groups.from_json(job["groups"])
     streams = job["variant"] == STREAMED
@@ -90,3 +96,17 @@ def _counted(group: Groups | None, stream: LayerStream | None) -> dict[str, floa
         "bytes_of_engine": 0 if stream is None else stream.bytes_read,
         "waited_s": 0.0 if stream is None else stream.waited_s,
     }
+
+
+def main() -> None:
+    """Read the job from standard input."""
+    try:
+        for result in measure(json.load(sys.stdin)):
+            print(json.dumps(result), flush=True)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        sys.exit(exits.BAD_INPUT if isinstance(error, InputError) else exits.FAILURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.__main__ import app
@@ -28,12 +29,11 @@ from benchmarks.planner_ab.corpus import (
     priced,
     workload_of,
 )
-from benchmarks.planner_ab.environments import Environment, environment
+from benchmarks.planner_ab.environments import Environment, environment, run_all
 from benchmarks.planner_ab.own_time import measure
 from benchmarks.planner_ab.policies import builder
 from benchmarks.planner_ab.scenes import SCENES, Scene, plain, seconds
-from benchmarks.planner_ab.sides import Side, chosen_profiles, results_of
-from benchmarks.planner_ab.statics import Text, best_of
+from benchmarks.planner_ab.sides import Side, chosen_profiles
 from benchmarks.planner_ab.verdict import Answer, figures, more_low, most_lost, reasons
 from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED
 from scipy.stats import binom
@@ -328,13 +328,14 @@ def test_a_side_runs_its_own_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     side = worker_of(
         tmp_path, "import json, sys\njob = json.load(sys.stdin)\nfor _ in range(2): print(json.dumps(job))"
     )
-    assert list(side.run({"task": "replay", "laps": 3})) == [{"task": "replay", "laps": 3}] * 2
+    job = {"task": "replay", "laps": 3}
+    assert run_all([(side, job)], lambda result: None) == [[job, job]]
 
 
 def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
     side = worker_of(tmp_path, "import sys\nprint('no such corpus', file=sys.stderr)\nsys.exit(1)")
     with pytest.raises(EngineError, match="somewhere: no such corpus"):
-        list(side.run({"task": "list"}))
+        run_all([(side, {"task": "list"})], lambda result: None)
 
 
 def test_a_side_is_called_what_it_was_given_as(tmp_path: Path) -> None:
@@ -375,65 +376,36 @@ def test_the_worker_replays_every_scene(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(result["texts"] == ["work 6", "work 7"] for result in found)
     assert all(len(result["seconds"]) == len(result["plain_s"]) == 2 for result in found)
     assert found == list(worker.answer(json.loads(json.dumps(job))))
-    statics = list(worker.answer({**job, "task": "statics"}))
-    assert [result["key"] for result in statics] == [result["key"] for result in found]
-    for static, replayed in zip(statics, found, strict=True):
-        # All drafters to two tokens, which is the policy above but for what deciding takes it.
-        name = "draft-max 2, suffix+draft"
-        assert static["statics"][name] == pytest.approx(replayed["seconds"], rel=0.01)
-        assert all(len(seconds_s) == 2 for seconds_s in static["statics"].values())
     (listed,) = worker.answer({"task": "list"})
     assert listed["scenes"] == [each.name for each in SCENES]
     assert ("f16-quiet", "small") in listed["cells"]
 
 
-def side_in(tmp_path: Path, program: str) -> Side:
-    return Side(worker_of(tmp_path, program), "auto", {}, [("a", "small"), ("b", "small")], ["session"])
-
-
-def test_results_of_several_workers_come_with_the_number_of_their_task(tmp_path: Path) -> None:
-    side = side_in(
-        tmp_path,
-        "import json, sys\njob = json.load(sys.stdin)\nfor each in job['profiles']: print(json.dumps({'key': each}))",
+def test_results_of_several_workers_come_with_their_job(tmp_path: Path) -> None:
+    program = (
+        "import json, sys\njob = json.load(sys.stdin)\nfor each in job['profiles']: print(json.dumps({'key': each}))"
     )
-    tasks = [(side, {"profiles": [name], "halves": ["tuning"]}) for name in ("a", "b", "a")]
-    assert sorted((number, result["key"]) for number, result in results_of(tasks, 2, "")) == [
-        (0, "a"),
-        (1, "b"),
-        (2, "a"),
-    ]
+    made, told = worker_of(tmp_path, program), list[Any]()
+    found = run_all([(made, {"profiles": list(names)}) for names in ("a", "bc", "")], told.append)
+    assert found == [[{"key": "a"}], [{"key": "b"}, {"key": "c"}], []]
+    assert sorted(result["key"] for result in told) == ["a", "b", "c"]
 
 
 def test_a_worker_that_fails_ends_the_others(tmp_path: Path) -> None:
     # The other one never says anything.
     program = "import sys, time\nif '\"a\"' in sys.stdin.read(): sys.exit('out of memory')\ntime.sleep(600)"
-    side = side_in(tmp_path, program)
-    tasks = [(side, {"profiles": [name], "halves": ["tuning"]}) for name in ("a", "b")]
+    made = worker_of(tmp_path, program)
     with pytest.raises(EngineError, match="somewhere: out of memory"):
-        list(results_of(tasks, 2, ""))
+        run_all([(made, {"profiles": [name]}) for name in ("a", "b")], lambda result: None)
 
 
 def test_profiles_are_those_that_both_sides_have(tmp_path: Path) -> None:
-    one = side_in(tmp_path, "")
+    one = Side(worker_of(tmp_path, ""), "auto", {}, [("a", "small"), ("b", "small")], ["session"])
     other = dataclasses.replace(one, cells=[("b", "small"), ("c", "small")])
     assert chosen_profiles([one, other], None) == ["b"]
     assert chosen_profiles([one, one], ["b"]) == ["b"]
     with pytest.raises(InputError, match=r"--costs 'c': choose from those that every side has, b"):
         chosen_profiles([one, other], ["c"])
-
-
-def test_the_best_static_setting_is_that_of_all_texts_together() -> None:
-    found = best_of(
-        [
-            Text("work 1", 1.0, 0.5, {"short": 0.8, "long": 0.4}),
-            Text("work 2", 1.0, 0.5, {"short": 0.8, "long": 2.0}),
-        ]
-    )
-    assert found.static == "short"
-    assert found.static_of_plain == pytest.approx(1.25)
-    assert found.auto == pytest.approx(2.0)
-    assert found.of_static == pytest.approx(1.6)
-    assert best_of([Text("work 1", 1.0, 1.1, {"short": 1.2})]).static == "plain"
 
 
 def _halves_in(folder: Path) -> object:
@@ -446,7 +418,6 @@ def test_bad_input_gets_a_line() -> None:
     for arguments, said in (
         (["--old", "no-such-revision"], "there is no revision 'no-such-revision': name a commit, a branch or a tag"),
         (["--old", "HEAD", "--half", "left"], "unknown half 'left': choose from tuning, held-out"),
-        (["--old", "HEAD", "--jobs", "0"], "--jobs 0 is out of range"),
         (["--old", "HEAD", "--new-policy", "best"], "unknown policy 'best'"),
     ):
         result = runner.invoke(app, ["planner-ab", *arguments])

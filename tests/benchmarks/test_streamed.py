@@ -13,21 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from benchmarks.__main__ import main
-from benchmarks.streamed import box, boxed
-from benchmarks.streamed.answers import rows_of, streamed_answers
-from benchmarks.streamed.box import Limits
-from benchmarks.streamed.options import limits_of
-from benchmarks.streamed.passes import Found, streamed_passes, summary
+from benchmarks.streamed import box
+from benchmarks.streamed.box import Limits, measure_in_box
+from benchmarks.streamed.passes import Found, limits_of, streamed_passes, summary
 from benchmarks.streamed.passing import MMAP, STREAMED
-from benchmarks.streamed.soak import growth, reasons, streamed_soak
 
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.lab.inflate import LlamaShape, inflate
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_target
 from tests.conftest import SUMMARY_LINES
-from tests.tiers import some_long
 from tests.timing import WAIT_S
 
 LAYERS = 40
@@ -56,10 +51,9 @@ def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 @pytest.fixture(scope="module")
 def least_mb(model: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Return the least memory in MB that the model can be streamed in."""
-    made = boxed.Boxed(model, None, tmp_path_factory.mktemp("cache"))
-    job = {"task": "passes", "variant": STREAMED, "memory_bytes": 1, "rows": [1], "repeats": 1, "threads": 1}
+    job = {"variant": STREAMED, "memory_bytes": 1, "rows": [1], "repeats": 1, "threads": 1}
     with pytest.raises(InputError) as refused:
-        boxed.do(made, job)
+        measure_in_box(model, None, tmp_path_factory.mktemp("cache"), job)
     found = re.search(r"give (\d+)M", str(refused.value))
     assert found is not None
     return int(found[1])
@@ -93,68 +87,6 @@ def test_passes_are_streamed_within_their_box(model: Path, least_mb: int, tmp_pa
     assert figures["same_logits"] == [1, 8]
 
 
-@pytest.mark.parametrize("temperatures", some_long(["0", "0,0.8"], quick=["0"]))
-def test_answers_are_the_same_however_they_are_made(
-    temperatures: str, model: Path, least_mb: int, tmp_path: Path
-) -> None:
-    file = tmp_path / "answers.json"
-    streamed_answers(
-        str(model),
-        f"{least_mb + 60}M",
-        f"{least_mb + 120}M",
-        None,
-        draft=str(embedded_draft()),
-        tokens=10,
-        few=4,
-        workloads="new-code,hard",
-        temperatures=temperatures,
-        variants="mmap,plain,auto,fixed:4",
-        threads=1,
-        json_file=file,
-    )
-    figures = figures_in(file)
-    rows = figures["rows"]
-    # One of them has a temperature of its own, at which it is asked once.
-    expected = [("new-code", 0.0), ("hard", 1.0), ("new-code", 0.8)]
-    assert [(row["workload"], row["temperature"]) for row in rows] == expected[: len(rows)]
-    assert len(rows) == 1 + len(temperatures.split(","))
-    for row in rows:
-        assert set(row["s_per_token"]) == {"mmap", "plain", "auto", "fixed:4"}
-        assert row["tau"]["plain"] == row["tau"]["mmap"] == 1
-        assert row["differences"] == {}
-    assert max(row["tau"]["fixed:4"] for row in rows) > 1
-    measured = [one["loaded"]["profile"] for one in figures["processes"] if one["variant"] == "auto"]
-    assert [profile["num_passes"] > 2 for profile in measured] == [True] * len(temperatures.split(","))
-    # Of the model and of what was drafted with, nothing is left beside it.
-    assert [path.name for path in model.parent.iterdir()] == [model.name]
-
-
-def test_a_soak_says_what_is_held(
-    model: Path, least_mb: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    memory, limit, file = f"{least_mb + 60}M", f"{least_mb + 120}M", tmp_path / "soak.json"
-    streamed_soak(
-        str(model), memory, limit, minutes=0.01, requests=9, every=0.4, threads=1, margin="32M", json_file=file
-    )
-    figures = figures_in(file)
-    assert figures["fails"] == []
-    last = figures["samples"][-1]
-    assert sum(last["counts"].values()) >= 9
-    assert last["counts"]["checked"] == 1
-    assert last["anonymous_bytes"] <= last["group_bytes"] <= (least_mb + 120) * MB
-    assert "it holds what it held" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_a_soak_fails_where_more_is_held_than_may_be(
-    model: Path, least_mb: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.streamed.soak.reasons", lambda judged, margin_bytes: ["a file more"])
-    with pytest.raises(typer.Exit) as ended:
-        streamed_soak(str(model), f"{least_mb + 60}M", f"{least_mb + 120}M", minutes=0.01, every=1, threads=1)
-    assert ended.value.exit_code == 1
-
-
 def test_a_process_that_needs_more_is_ended_and_said_to_be(model: Path, tmp_path: Path) -> None:
     with box.groups(Limits(24 * MB), box.device_of(model)) as groups:
         command = [sys.executable, "-c", "held = b'x' * (64 << 20)"]
@@ -162,9 +94,8 @@ def test_a_process_that_needs_more_is_ended_and_said_to_be(model: Path, tmp_path
         process.wait(WAIT_S)
         assert box.was_killed(process)
         assert groups.peak_bytes <= 24 * MB
-    cramped = boxed.Boxed(model, Limits(24 * MB), tmp_path)
-    job = {"task": "passes", "variant": MMAP, "rows": [1], "repeats": 1, "threads": 1}
-    assert boxed.do(cramped, job).killed
+    job = {"variant": MMAP, "rows": [1], "repeats": 1, "threads": 1}
+    assert measure_in_box(model, Limits(24 * MB), tmp_path, job).killed
 
 
 def test_the_groups_of_a_box_are_gone_afterwards(model: Path) -> None:
@@ -182,9 +113,8 @@ def test_the_groups_of_a_box_are_gone_afterwards(model: Path) -> None:
 
 
 def test_a_process_that_fails_is_an_error_of_one_line(model: Path, tmp_path: Path) -> None:
-    alone = boxed.Boxed(model, None, tmp_path)
-    with pytest.raises(EngineError, match=r"^tea, alone: KeyError: 'tea'$"):
-        boxed.do(alone, {"task": "tea"})
+    with pytest.raises(EngineError, match=r"^tea: KeyError: 'rows'$"):
+        measure_in_box(model, None, tmp_path, {"variant": "tea"})
 
 
 # --- what is said of it -----------------------------------------------------------------------------------------------
@@ -196,7 +126,6 @@ def test_where_no_box_can_be_made_one_line_says_so(
     monkeypatch.setattr(box, "_GROUPS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "streamed-passes", "-m", "target", "--memory", "100M"])
     monkeypatch.setattr(box, "device_of", lambda path: "254:0")
-    monkeypatch.setattr(boxed, "device_of", lambda path: "254:0")
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
@@ -233,52 +162,6 @@ def test_limits_that_make_no_sense_are_refused() -> None:
         limits_of("740M", "700M", None)
     with pytest.raises(InputError, match="'fast' is no size"):
         limits_of("740M", None, "fast")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"variants": "mmap,sideways"}, "unknown variant 'sideways': choose from mmap, plain, auto and fixed:1 to"),
-        ({"variants": "fixed:0"}, "unknown variant 'fixed:0'"),
-        ({"workloads": "editing-forced"}, "unknown workload 'editing-forced': choose from new-code"),
-        ({"temperatures": "warm"}, "--temperatures 'warm': give numbers, such as 0,0.8"),
-        ({"temperatures": "-1"}, "--temperatures -1: give numbers from 0 to 10"),
-        ({"statics": "a"}, "--static 'a': give numbers, such as 1,8,16"),
-        ({"tokens": 4, "few": 8}, "4 tokens, 8 tokens where few do"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        streamed_answers("target", "100M", **options)
-
-
-def answer(token_ids: list[int], seconds: float, rounds: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "workload": "summary",
-        "temperature": 0.0,
-        "token_ids": token_ids,
-        "seconds": seconds,
-        "rounds": rounds,
-        "prompt_s": 1.0,
-        **changes,
-    }
-
-
-def test_a_row_tells_seconds_a_token_and_where_texts_differ() -> None:
-    text = list(range(41))
-    processes = [
-        {"variant": "mmap", "answers": [answer(text[:5], 8.0, 4)]},
-        {"variant": "auto", "answers": [answer(text, 10.0, 8)]},
-        {"variant": "fixed:16", "answers": [answer([*text[:20], 99, *text[21:]], 8.0, 10)]},
-        {"variant": "fixed:32", "answers": [answer(text, 12.0, 10)]},
-    ]
-    (row,) = rows_of(processes, [process["variant"] for process in processes])  # type: ignore[misc]
-    assert row["s_per_token"] == {"mmap": 2.0, "auto": 0.25, "fixed:16": 0.2, "fixed:32": 0.3}
-    assert row["tau"] == {"mmap": 1.0, "auto": 5.0, "fixed:16": 4.0, "fixed:32": 4.0}
-    assert row["mmap / auto"] == 8.0
-    assert row["best static / auto"] == 0.8
-    assert row["differences"] == {"fixed:16": 20}
-    assert row["loops"] == 0
 
 
 def found_of(passes: Callable[[int], float], logits: str, plan: dict[str, float] | None) -> Found:
@@ -318,18 +201,3 @@ def test_passes_of_a_process_that_was_ended_are_left_out() -> None:
     assert (figures["bandwidth"], figures["bytes_over_bandwidth_s"]) == (25, 4.0)
     found = {MMAP: Found(killed=True), STREAMED: Found(killed=True)}
     assert summary(found, Limits(60 * MB, 50), [1, 32])["streamed_bytes"] == 0
-
-
-def sample(mb: int, threads: int = 5, files: int = 7) -> dict[str, int]:
-    return {"anonymous_bytes": mb * MB, "group_bytes": 2 * mb * MB, "threads": threads, "files": files}
-
-
-def test_a_soak_is_judged_after_its_warm_up() -> None:
-    flat = [sample(50), sample(90), *(sample(100) for _ in range(8))]
-    assert growth(flat)["anonymous_bytes"] == (100 * MB, 100 * MB)
-    assert reasons(growth(flat), 16 * MB) == []
-    growing = [sample(50 + 10 * index) for index in range(10)]
-    assert reasons(growth(growing), 16 * MB) == ["50.0 MiB more of its own in the end, and 16.0 may be"]
-    leaking = [sample(50, files=index) for index in range(10)]
-    assert reasons(growth(leaking), 16 * MB) == ["8 files in the end, and 3 at first"]
-    assert reasons(growth([sample(50)]), 16 * MB) == []

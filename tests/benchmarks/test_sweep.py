@@ -29,7 +29,7 @@ def recordings(right: float, kind: str, count: int) -> list[Recording]:
 
 def test_a_workload_by_itself_is_what_the_bench_would_replay() -> None:
     group = recordings(0.9, "good", 3)
-    found = sweep_costs({"good": group}, PROFILE, lambda doing: None)
+    found = sweep_costs({"good": group}, PROFILE)
     assert list(found) == ["good"]
     plain, *statics, auto = replay_all(
         group, [PLAIN, *static_variants(["draft"]), *policy_variants("auto", ["draft"])], PROFILE
@@ -46,7 +46,7 @@ def test_a_workload_by_itself_is_what_the_bench_would_replay() -> None:
 
 def test_mixed_goes_through_all_in_turn_and_through_the_shorter_ones_again() -> None:
     groups = {"good": recordings(0.95, "good", 3), "bad": recordings(0.0, "bad", 1)}
-    found = sweep_costs(groups, PROFILE, lambda doing: None)["mixed"]
+    found = sweep_costs(groups, PROFILE)["mixed"]
     assert found.texts == 6
     session = [each for good in groups["good"] for each in (good, *groups["bad"])]
     plain_s = replay(session, NO_SPECULATION, PROFILE).decode_s
