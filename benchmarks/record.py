@@ -22,13 +22,13 @@ from paceline.engines.base import Engine
 from paceline.engines.loading import open_engine
 from paceline.engines.options import ModelOptions
 from paceline.lab.bench.results import WorkloadResult
-from paceline.lab.bench.sessions import wall_engines
 from paceline.lab.bench.settings import BenchSettings
 from paceline.lab.bench.tasks import TaskFinder
-from paceline.lab.bench.variants import AUTO
 from paceline.lab.bench.workloads import MIXED, WORKLOADS, check_workload_names
 from paceline.lab.replaying import recorder
 from paceline.lab.replaying.recording import RECORDED_DEPTH, RECORDED_SIBLINGS, Recording, save_recordings
+from paceline.lab.sessions import wall_engines
+from paceline.lab.variants import AUTO
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model
 from paceline.planning.policies.fixed import FixedPolicy

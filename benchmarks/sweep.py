@@ -18,10 +18,10 @@ from benchmarks.cost_tables import PASS_MS
 from benchmarks.replay import check_draft_ms, costs_named, recordings_by_kind
 from benchmarks.reporting import JsonOption, console, progress_bar, split, table, write_figures
 from paceline.atomic_output import check_parent
-from paceline.lab.bench.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.lab.bench.workloads import MIXED
 from paceline.lab.replaying.recording import Recording
 from paceline.lab.replaying.replay import replay
+from paceline.lab.variants import AUTO, Variant, lap_seconds, policy_variants, static_variants
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.planning.registry import ADAPTIVE_POLICIES

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.lab.bench.repetition import distinct_share
+from paceline.lab.task import distinct_share
 from training import paths
 from training.copying import matches
 from training.train import (

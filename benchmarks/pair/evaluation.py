@@ -22,9 +22,9 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
-from paceline.lab.bench.repetition import is_repetitive
 from paceline.lab.doctor.measures import ALL, Depth, Tally, depths
 from paceline.lab.intervals import Ratio, Share
+from paceline.lab.task import is_repetitive
 
 CONTEXT_TOKENS = 512
 """Longest text that either model reads here."""

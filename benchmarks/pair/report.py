@@ -22,9 +22,9 @@ from benchmarks.pair.evaluation import (
     Setting,
 )
 from paceline.core.params import SamplingParams
-from paceline.lab.bench.repetition import LOOPING_BELOW
 from paceline.lab.doctor.measures import ALL
 from paceline.lab.intervals import Ratio, Share
+from paceline.lab.task import LOOPING_BELOW
 
 _NONE = "-"
 _WRITTEN = (GREEDY, SAMPLED)

@@ -18,7 +18,7 @@ from paceline.atomic_output import check_parent
 from paceline.cli import exits
 from paceline.core.errors import InputError
 from paceline.engines.threads import usable_cores
-from paceline.lab.bench.variants import AUTO
+from paceline.lab.variants import AUTO
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -12,9 +12,9 @@ from benchmarks.cost_tables import measured_profile
 from benchmarks.sweep import sweep_costs
 from typer.testing import CliRunner
 
-from paceline.lab.bench.variants import PLAIN, policy_variants, replay_all, static_variants
 from paceline.lab.replaying.recording import Recording, save_recordings
 from paceline.lab.replaying.replay import replay
+from paceline.lab.variants import PLAIN, policy_variants, replay_all, static_variants
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import NO_SPECULATION
 from tests.planning.helpers import Skill, synthetic

@@ -20,7 +20,7 @@ from paceline.models.embedded import embedded_target
 from paceline.planning.auto.learned import DrafterState, Learned, store_learned
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from tests.cli.test_run import Invoke, spawn
-from tests.lab.bench.helpers import scripted_pair
+from tests.lab.scripted_pairs import scripted_pair
 from tests.models.helpers import write_gguf
 from tests.timing import WAIT_S
 
@@ -59,7 +59,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelOptions]]:
 
     for module in ("paceline.model_pair", "paceline.planning.costs.attention"):
         monkeypatch.setattr(f"{module}.open_engine", open_engine)
-    monkeypatch.setattr("paceline.lab.bench.sessions.WallClock", lambda: pair[0].clock)
+    monkeypatch.setattr("paceline.lab.sessions.WallClock", lambda: pair[0].clock)
     monkeypatch.setattr("paceline.planning.costs.profiling.WallClock", lambda: pair[0].clock)
     yield opened
     assert all(engine._closed for engine in pair[: len(opened)])

@@ -19,7 +19,7 @@ from paceline.lab.race import Lane, Piece, Race, run_race
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.helpers import ForcedDrafter
-from tests.lab.bench.helpers import PASS_S, bytes_vocabulary, scripted_pair
+from tests.lab.scripted_pairs import PASS_S, bytes_vocabulary, scripted_pair
 
 TEXT = "Zähle: eins, zwei, drei, vier.".encode()
 PROMPT = [0]

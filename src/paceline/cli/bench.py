@@ -43,11 +43,11 @@ from paceline.lab.bench.llama_server import LlamaServers, check_llama_server
 from paceline.lab.bench.page import render
 from paceline.lab.bench.results import BenchResult
 from paceline.lab.bench.runner import Runner
-from paceline.lab.bench.sessions import Engines, wall_engines
 from paceline.lab.bench.settings import BenchSettings
 from paceline.lab.bench.table import print_result
-from paceline.lab.bench.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
 from paceline.lab.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
+from paceline.lab.sessions import Engines, wall_engines
+from paceline.lab.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
 from paceline.machine import machine
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft

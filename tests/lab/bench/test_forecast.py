@@ -6,8 +6,8 @@ import pytest
 
 from paceline.lab.bench.forecast import QUICK_WORKLOADS, Forecast, explain_left_out, fit_settings
 from paceline.lab.bench.settings import BenchSettings
-from paceline.lab.bench.variants import SERVER_DRAFT_VARIANTS, SERVER_NGRAM_VARIANTS
 from paceline.lab.bench.workloads import WORKLOAD_NAMES, WORKLOADS
+from paceline.lab.variants import SERVER_DRAFT_VARIANTS, SERVER_NGRAM_VARIANTS
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 
 

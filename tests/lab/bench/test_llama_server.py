@@ -15,14 +15,14 @@ import pytest
 from paceline.core.errors import CapabilityError, EngineError, InputError, PacelineError
 from paceline.engines.options import ModelOptions
 from paceline.lab.bench.llama_server import LlamaServers, check_llama_server
-from paceline.lab.bench.variants import (
+from paceline.lab.comparison import Stopped
+from paceline.lab.task import Task
+from paceline.lab.variants import (
     SERVER_DRAFT_VARIANTS,
     SERVER_NGRAM_VARIANTS,
     SERVER_PLAIN,
     server_draft_and_ngram,
 )
-from paceline.lab.bench.workloads import Task
-from paceline.lab.comparison import Stopped
 from paceline.models.embedded import embedded_draft, embedded_target
 
 _SPEAKS = """

@@ -16,9 +16,9 @@ from paceline.lab.bench.page import render
 from paceline.lab.bench.results import BenchResult
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
-from paceline.lab.bench.svg import Scale, ticks
 from paceline.lab.bench.table import FIGURES, print_result, unrest_words
-from tests.lab.bench.helpers import constant_model, engines, profile
+from paceline.lab.svg import Scale, ticks
+from tests.lab.scripted_pairs import constant_model, engines, profile
 
 SNAPSHOT = {
     "calibration": {"draft": [(0.1, 0.15, 40), (0.9, 0.88, 300)], "suffix": [(0.5, 0.45, 20), (0.7, 0.0, 0)]},

@@ -18,19 +18,19 @@ from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
 from paceline.lab.bench.forecast import QUICK_WORKLOADS, fit_settings
 from paceline.lab.bench.page import render
-from paceline.lab.bench.prompt_keeper import PromptKeeper
 from paceline.lab.bench.results import BenchResult, VariantResult
 from paceline.lab.bench.runner import Runner
-from paceline.lab.bench.sessions import Answer, Contestant, Engines, Session
 from paceline.lab.bench.settings import BenchSettings
-from paceline.lab.bench.variants import Variant, drafter_sets, replay_all, static_variants
-from paceline.lab.bench.workloads import Task
 from paceline.lab.comparison import Stop
+from paceline.lab.prompt_keeper import PromptKeeper
 from paceline.lab.replaying.recorder import record
+from paceline.lab.sessions import Answer, Contestant, Engines, Session
+from paceline.lab.task import Task
+from paceline.lab.variants import Variant, drafter_sets, replay_all, static_variants
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.lab.bench.helpers import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
+from tests.lab.scripted_pairs import LEVEL_S, PASS_S, bytes_vocabulary, constant_model, counting_model, engines, profile
 
 FORCED_AND_FREE = ("new-code", "structured-forced")
 
@@ -493,7 +493,7 @@ def test_what_a_policy_does_between_rounds_counts(monkeypatch: pytest.MonkeyPatc
     def build(name: str, *, fixed: FixedPolicy, costs: Any, learned: Any) -> Any:
         return Pondering(fixed) if fixed.draft_max else fixed
 
-    monkeypatch.setattr("paceline.lab.bench.variants.build_policy", build)
+    monkeypatch.setattr("paceline.lab.variants.build_policy", build)
     (workload,) = run(loaded, settings(num_static=1)).workloads
     plain, static = workload.variants
     fixed, ratio = static.variant.fixed, static.ratio()

@@ -12,12 +12,12 @@ from paceline.lab.bench.workloads import (
     WORKLOAD_NAMES,
     WORKLOADS,
     Sizes,
-    Task,
     check_workload_names,
     edit,
 )
+from paceline.lab.task import Task
 from paceline.models.embedded import heldout
-from tests.lab.bench.helpers import bytes_vocabulary
+from tests.lab.scripted_pairs import bytes_vocabulary
 
 VOCABULARY = bytes_vocabulary()
 

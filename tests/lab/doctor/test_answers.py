@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from paceline.engines.options import ModelOptions
-from paceline.lab.bench.sessions import Engines
-from paceline.lab.bench.workloads import Task
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.answers import Answers, WrittenAnswer
+from paceline.lab.sessions import Engines
+from paceline.lab.task import Task
 from paceline.models.embedded import embedded_target
-from tests.lab.bench.helpers import constant_model, engines
+from tests.lab.scripted_pairs import constant_model, engines
 
 TARGET = ModelOptions(embedded_target())
 

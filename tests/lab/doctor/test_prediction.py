@@ -11,8 +11,6 @@ import pytest
 from paceline.core.params import StopRules
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction
-from paceline.lab.bench.sessions import Engines, Session
-from paceline.lab.bench.workloads import Task
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.agreement import measure_agreement, measure_survival
 from paceline.lab.doctor.answers import Answers, WrittenAnswer
@@ -28,10 +26,11 @@ from paceline.lab.doctor.prediction import (
     predict,
 )
 from paceline.lab.intervals import Interval
-from paceline.lab.replaying.recorder import record_answer
 from paceline.lab.replaying.recording import Recording
+from paceline.lab.sessions import Engines, Session
+from paceline.lab.task import Task
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.lab.bench.helpers import LEVEL_S, PASS_S, counting_model, engines, profile
+from tests.lab.scripted_pairs import LEVEL_S, PASS_S, counting_model, engines, profile
 
 TOKENS = 60
 KINDS = ("code", "prose", "code", "logs")
@@ -56,22 +55,19 @@ def written_by(found: Engines) -> list[WrittenAnswer]:
 
 
 def recorded(found: Engines, written: list[WrittenAnswer]) -> list[Recording]:
-    recordings = []
-    for each in written:
-        with Session(found, ALL_DRAFTERS, NO_SPECULATION) as session:
-            recordings.append(
-                record_answer(
-                    session.drafters,
-                    session.target.vocabulary,
-                    each.task.prompt_ids,
-                    each.token_ids,
-                    params=Answers(ModelOptions("absent.gguf"), 0.0, keep=False).params(each.task),
-                    rules=StopRules(TOKENS),
-                    finish_reason=each.finish_reason,
-                    depth=16,
-                )
+    params = Answers(ModelOptions("absent.gguf"), 0.0, keep=False).params
+    with Session(found, ALL_DRAFTERS, NO_SPECULATION) as session:
+        return [
+            session.record(
+                each.task.prompt_ids,
+                each.token_ids,
+                params=params(each.task),
+                rules=StopRules(TOKENS),
+                finish_reason=each.finish_reason,
+                depth=16,
             )
-    return recordings
+            for each in written
+        ]
 
 
 def predicted(draft: LogitFunction, **options: Any) -> tuple[Prediction, Engines]:

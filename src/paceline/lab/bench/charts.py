@@ -7,10 +7,10 @@ from html import escape
 from typing import Any, TypeAlias
 
 from paceline.lab.bench.results import BenchResult, VariantResult, WorkloadResult
-from paceline.lab.bench.svg import Plot, Scale, diamond, format_tick, label, path, picture, tag, ticks, tooltip
 from paceline.lab.bench.table import NOTHING_DRAFTED, drafted_nothing, format_interval, variant_title
-from paceline.lab.bench.variants import VariantReplay
 from paceline.lab.bench.workloads import MIXED
+from paceline.lab.svg import Plot, Scale, diamond, format_tick, label, path, picture, tag, ticks, tooltip
+from paceline.lab.variants import VariantReplay
 from paceline.planning.costs.profile import PassCost
 
 _WIDTH = 980.0

@@ -8,21 +8,22 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from paceline.lab.bench.settings import MIN_ANSWER, BenchSettings
-from paceline.lab.bench.variants import (
-    AUTO,
-    SERVER_DRAFT_VARIANTS,
-    SERVER_NGRAM_VARIANTS,
-    STATIC,
-    drafter_sets,
-    static_variants,
-)
+from paceline.lab.bench.settings import BenchSettings
 from paceline.lab.bench.workloads import (
     LONG_PROMPT_ANSWER,
     LONG_PROMPT_TOKENS,
     MIXED,
     PASSAGES_AS_LONG,
     WORKLOADS,
+)
+from paceline.lab.task import MIN_ANSWER
+from paceline.lab.variants import (
+    AUTO,
+    SERVER_DRAFT_VARIANTS,
+    SERVER_NGRAM_VARIANTS,
+    STATIC,
+    drafter_sets,
+    static_variants,
 )
 from paceline.planning.costs.profile import CostProfile
 

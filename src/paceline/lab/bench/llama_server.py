@@ -23,10 +23,10 @@ from typing import Any, Final, TypeVar
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.engines.options import ModelOptions, engine_for
 from paceline.engines.threads import usable_cores
-from paceline.lab.bench.sessions import Answer
-from paceline.lab.bench.variants import SERVER_NGRAM_SETTINGS, Variant
-from paceline.lab.bench.workloads import Task
 from paceline.lab.comparison import Stop, Stopped
+from paceline.lab.sessions import Answer
+from paceline.lab.task import Task
+from paceline.lab.variants import SERVER_NGRAM_SETTINGS, Variant
 
 _HOST: Final = "127.0.0.1"
 """Servers listen for this machine alone."""

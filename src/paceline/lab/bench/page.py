@@ -94,7 +94,7 @@ def template(package: str, name: str) -> Template:
 
 def style() -> str:
     """Return the style of all pages, for a template to put in whole."""
-    return files("paceline.lab.bench").joinpath("page.css").read_text(encoding="utf-8")
+    return files("paceline.lab").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _facts(result: BenchResult) -> str:

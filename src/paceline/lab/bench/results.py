@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.lab.bench.sessions import TimeSpent
-from paceline.lab.bench.variants import Variant, VariantReplay
 from paceline.lab.bench.workloads import FORCED_SUFFIX
 from paceline.lab.comparison import Trial
 from paceline.lab.intervals import Estimate, estimate
+from paceline.lab.sessions import TimeSpent
+from paceline.lab.variants import Variant, VariantReplay
 from paceline.planning.costs.profile import CostProfile
 
 RESULTS_VERSION = 2

@@ -21,12 +21,14 @@ from typing import Any, Protocol, TypeAlias
 from paceline.core.divergence import first_difference
 from paceline.core.errors import EngineError, PacelineError
 from paceline.lab.bench.forecast import Forecast, needed_limit_s
-from paceline.lab.bench.repetition import is_repetitive
 from paceline.lab.bench.results import BenchResult, Judgement, Pair, VariantResult, WorkloadResult
-from paceline.lab.bench.sessions import Answer, Contestant, Engines, Session
-from paceline.lab.bench.settings import MIN_ANSWER, BenchSettings
-from paceline.lab.bench.tasks import PreparedTask, TaskFinder, ends_early
-from paceline.lab.bench.variants import (
+from paceline.lab.bench.settings import BenchSettings
+from paceline.lab.bench.tasks import PreparedTask, TaskFinder
+from paceline.lab.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS
+from paceline.lab.comparison import Stopped, Trial, explain
+from paceline.lab.sessions import Answer, Contestant, Engines, Session
+from paceline.lab.task import MIN_ANSWER, Task, is_repetitive
+from paceline.lab.variants import (
     PLAIN,
     SERVER_DRAFT_VARIANTS,
     SERVER_NGRAM_VARIANTS,
@@ -41,8 +43,6 @@ from paceline.lab.bench.variants import (
     server_draft_and_ngram,
     static_variants,
 )
-from paceline.lab.bench.workloads import MIXED, MIXED_ABOUT, WORKLOADS, Task
-from paceline.lab.comparison import Stopped, Trial, explain
 from paceline.planning.auto.learned import Learned
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.costs.profiling import has_long_context
@@ -420,7 +420,7 @@ class Runner:
             for draw in range(lap * _DRAWS, (lap + 1) * _DRAWS):
                 drawn = task.drawn_again(draw + 1)
                 answer = self._plain_answer(drawn)
-                if not ends_early(drawn, answer.token_ids) and not is_repetitive(answer.token_ids):
+                if not drawn.is_short(answer.token_ids) and not is_repetitive(answer.token_ids):
                     return drawn, answer
         return task, self._plain_answer(task)
 

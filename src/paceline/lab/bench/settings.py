@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from paceline.core.errors import InputError
 from paceline.lab.bench.workloads import PROMPT_TOKENS
 from paceline.lab.replaying.recording import RECORDED_DEPTH
-
-MIN_ANSWER = 16
-"""Tokens of an answer below which a task says nothing about decoding."""
+from paceline.lab.task import MIN_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,7 @@ class BenchSettings:
 
     Attributes:
         workloads: names, in the order of the report.
-        variants: names among :data:`~paceline.lab.bench.variants.VARIANT_NAMES`.
+        variants: names among :data:`~paceline.lab.variants.VARIANT_NAMES`.
         temperature: of all workloads but ``hard``.
         laps: times a workload is gone through: a pair of each variant, and in ``mixed`` one for each of its tasks.
         prompts: texts of each workload; more laps go through them again.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from paceline.lab.bench.repetition import is_repetitive
 from paceline.lab.bench.results import WorkloadResult
-from paceline.lab.bench.sessions import Engines, Session, start_answer
-from paceline.lab.bench.settings import MIN_ANSWER, BenchSettings
-from paceline.lab.bench.workloads import WORKLOADS, Sizes, Task
-from paceline.lab.comparison import Stop, Stopped, finish
-from paceline.lab.replaying.recorder import record_answer
+from paceline.lab.bench.settings import BenchSettings
+from paceline.lab.bench.workloads import WORKLOADS, Sizes
+from paceline.lab.comparison import Stop, finish
 from paceline.lab.replaying.recording import Recording
+from paceline.lab.sessions import Engines, Session
+from paceline.lab.task import Task, is_repetitive
 from paceline.planning.policies.fixed import NO_SPECULATION
-from paceline.streams import Generation, Stream
 
 _TRIES_PER_TASK = 6
 """Tasks looked at for each that is wanted, at most: greedy answers of small models mostly loop."""
@@ -34,11 +32,6 @@ class PreparedTask:
     recording: Recording
     prompt_s: float
     answer_s: float
-
-
-def ends_early(task: Task, token_ids: Sequence[int]) -> bool:
-    """Return whether a plain answer is too short to say anything about decoding."""
-    return len(token_ids) < min(MIN_ANSWER, task.max_tokens)
 
 
 class TaskFinder:
@@ -72,39 +65,25 @@ class TaskFinder:
             started_s = self._engines.clock.now_s()
             self._plain.read(task.prompt_ids)
             read_s = self._engines.clock.now_s()
-            stream = start_answer(self._plain, task, settings.temperature, speculate=False)
+            stream = self._plain.start(task, settings.temperature, speculate=False)
             answer = finish(stream, self._stopped)
             answered_s = self._engines.clock.now_s()
-            if ends_early(task, answer.token_ids):
+            if task.is_short(answer.token_ids):
                 found.ended_early += 1
             elif not found.forced and is_repetitive(answer.token_ids):
                 found.looped += 1
             else:
                 kept += 1
                 self._tell(f"{name}: recording drafts of prompt {kept}")
-                recording = self._record(task, stream, answer)
+                with Session(self._engines, settings.drafters, NO_SPECULATION) as session:
+                    recording = session.record(
+                        stream.prompt_ids,
+                        answer.token_ids,
+                        params=stream.params,
+                        rules=stream.rules,
+                        finish_reason=answer.finish_reason,
+                        name=f"{task.workload} {task.name}",
+                        depth=settings.depth,
+                        stopped=self._stopped,
+                    )
                 yield PreparedTask(task, recording, read_s - started_s, answered_s - read_s)
-
-    def _record(self, task: Task, stream: Stream, answer: Generation) -> Recording:
-        """Record what every drafter would propose in an answer."""
-
-        def report(share: float) -> None:
-            if self._stopped():
-                raise Stopped
-
-        with Session(self._engines, self._settings.drafters, NO_SPECULATION) as session:
-            return session.worker.call(
-                lambda: record_answer(
-                    session.drafters,
-                    session.target.vocabulary,
-                    stream.prompt_ids,
-                    answer.token_ids,
-                    params=stream.params,
-                    rules=stream.rules,
-                    finish_reason=answer.finish_reason,
-                    name=f"{task.workload} {task.name}",
-                    depth=self._settings.depth,
-                    report=report,
-                    target=session.target,
-                )
-            )

@@ -1,6 +1,6 @@
 """Workloads: kinds of text from the held-out pieces that ship with the package, cut for any model's tokens.
 
-A *forced* workload makes the target follow a given text at full cost (``forced_verifier.py``); its name says so. A
+A *forced* workload makes the target follow a given text at full cost (``ForcedVerifier``); its name says so. A
 workload yields tasks for as long as there is text; a task whose plain answer loops is left out by the runner, and
 counted.
 """
@@ -12,11 +12,12 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from paceline.core.errors import InputError
 from paceline.core.vocabulary import Vocabulary
+from paceline.lab.task import Task
 from paceline.models.embedded import heldout
 from paceline.options import GenerateOptions
 
@@ -41,44 +42,6 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{3,}")
 _NUMBER: Final = re.compile(r"\b\d{1,4}\b")
 _CHANGED_NUMBERS: Final = 0.25
 _LINES_PER_COMMENT: Final = 12
-
-_SEEDS_APART: Final = 1000
-"""Distance of the seeds of a task's draws, as tasks of one workload have seeds that follow each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One prompt and how it is answered.
-
-    Attributes:
-        name: of the text it was made from, as ``--sample`` of ``paceline run`` knows it.
-        seed: of the sampling.
-        reference_ids: what the target is made to answer; ``None`` if it answers as it likes.
-        sampling: options that hold whatever temperature is asked for.
-    """
-
-    workload: str
-    name: str
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    seed: int = 0
-    reference_ids: tuple[int, ...] | None = None
-    sampling: GenerateOptions = field(default_factory=GenerateOptions)
-
-    def options(self, temperature: float) -> GenerateOptions:
-        forced = self.reference_ids is not None
-        options: GenerateOptions = {
-            "temperature": temperature,
-            "max_tokens": self.max_tokens,
-            "seed": self.seed,
-            "ignore_end": forced,
-        }
-        options.update(self.sampling)
-        return options
-
-    def drawn_again(self, draw: int) -> Task:
-        """Return the task with other random numbers for sampling, those of a draw from 1 on."""
-        return replace(self, seed=self.seed + _SEEDS_APART * draw)
 
 
 @dataclass(frozen=True, slots=True)

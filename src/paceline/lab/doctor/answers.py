@@ -23,11 +23,9 @@ from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.tree import DraftTree
 from paceline.core.verify import RowLogits, Verifier, Walk
 from paceline.engines.options import ModelOptions, engine_for
-from paceline.lab.bench.repetition import is_repetitive
-from paceline.lab.bench.sessions import Engines, Session
-from paceline.lab.bench.tasks import ends_early
-from paceline.lab.bench.workloads import Task
-from paceline.lab.comparison import Stop, finish
+from paceline.lab.comparison import Stop
+from paceline.lab.sessions import Engines, Session
+from paceline.lab.task import Task, is_repetitive
 from paceline.models.fingerprints import fingerprint
 from paceline.planning.disk_cache import PairKey, load_entry, store_entry
 from paceline.planning.policies.fixed import NO_SPECULATION
@@ -116,7 +114,7 @@ class Answers:
                 written = WrittenAnswer(task, kept.token_ids, kept.finish_reason, kept.places, passes_s).cut(
                     task.max_tokens
                 )
-                if not ends_early(task, written.token_ids) and not is_repetitive(written.token_ids):
+                if not task.is_short(written.token_ids) and not is_repetitive(written.token_ids):
                     found.append(written)
                     report(len(found))
         return found
@@ -128,7 +126,7 @@ class Answers:
             kept = self._known.get(_answer_key(task))
             if count and kept is not None and kept.serves(task):
                 token_ids = kept.token_ids[: task.max_tokens]
-                count -= not ends_early(task, token_ids) and not is_repetitive(token_ids)
+                count -= not task.is_short(token_ids) and not is_repetitive(token_ids)
         return count
 
     def _answer(self, session: Session, task: Task, stopped: Stop) -> tuple[_StoredAnswer, float]:
@@ -139,13 +137,13 @@ class Answers:
             noting.append(_RecordingVerifier(verifier))
             return noting[0]
 
-        options = task.options(self._temperature)
-        options["speculate"] = False
-        generation = finish(session._start(task.prompt_ids, session.read_options(options), wrap=note), stopped)
-        token_ids = tuple(generation.token_ids)
+        answer = session.answer(task, self._temperature, stopped, speculate=False, wrap=note)
+        assert answer.generation is not None
+        assert answer.spent is not None
+        token_ids = tuple(answer.token_ids)
         places = tuple(noting[0].places[: len(token_ids)])
-        kept = _StoredAnswer(task.max_tokens, token_ids, generation.finish_reason, places)
-        return kept, generation.stats.phases.verify_s
+        kept = _StoredAnswer(task.max_tokens, token_ids, answer.generation.finish_reason, places)
+        return kept, answer.spent.verify_s
 
     def _load(self) -> None:
         if not self._keep or self._key is not None:

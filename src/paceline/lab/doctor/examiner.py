@@ -27,8 +27,6 @@ from paceline.core.params import StopRules
 from paceline.engines.base import as_block_head
 from paceline.engines.loading import is_head, open_vocabulary
 from paceline.engines.options import ModelOptions
-from paceline.lab.bench.sessions import Engines, Session, wall_engines
-from paceline.lab.bench.workloads import Task
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.agreement import MAX_CHUNK, Agreement, measure_agreement, measure_survival
 from paceline.lab.doctor.answers import Answers, WrittenAnswer
@@ -44,7 +42,8 @@ from paceline.lab.doctor.prediction import (
 )
 from paceline.lab.doctor.samples import PROMPT_TOKENS, Sample, make_tasks
 from paceline.lab.doctor.vocabulary_fit import VocabularyFit, compare_vocabularies
-from paceline.lab.replaying.recorder import record_answer
+from paceline.lab.sessions import Engines, Session, wall_engines
+from paceline.lab.task import Task
 from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe
 from paceline.planning.costs.meter import ProfilingBudget
@@ -305,27 +304,17 @@ class Examiner:
 
     def _record(self, engines: Engines, written: WrittenAnswer, depth: int, done: float) -> Recording:
         self._tell_progress("recording drafts", 0.5 + 0.25 * done)
-
-        def report(share: float) -> None:
-            if self._stopped():
-                raise Stopped
-
         task = written.task
         with Session(engines, ALL_DRAFTERS, NO_SPECULATION) as session:
-            return session.worker.call(
-                lambda: record_answer(
-                    session.drafters,
-                    session.target.vocabulary,
-                    task.prompt_ids,
-                    written.token_ids,
-                    params=self._answers.params(task),
-                    rules=StopRules(task.max_tokens),
-                    finish_reason=written.finish_reason,
-                    name=task.name,
-                    depth=depth,
-                    report=report,
-                    target=session.target,
-                )
+            return session.record(
+                task.prompt_ids,
+                written.token_ids,
+                params=self._answers.params(task),
+                rules=StopRules(task.max_tokens),
+                finish_reason=written.finish_reason,
+                name=task.name,
+                depth=depth,
+                stopped=self._stopped,
             )
 
     def _measure_agreement(

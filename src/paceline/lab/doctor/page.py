@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.lab.bench.charts import draw_staircase
 from paceline.lab.bench.page import Tile, style, template
-from paceline.lab.bench.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tooltip
 from paceline.lab.doctor.candidate_report import CandidateReport, verdict
 from paceline.lab.doctor.measures import ALL
 from paceline.lab.intervals import Ratio
+from paceline.lab.svg import Plot, Scale, diamond, label, path, picture, tag, ticks, tooltip
 from paceline.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.core.arrays import Float64Array
-from paceline.lab.bench.sessions import Answer, Engines, Session
-from paceline.lab.bench.variants import AUTO, DRAFT_LENGTHS, Variant
-from paceline.lab.bench.workloads import Task
 from paceline.lab.intervals import Interval, quotient
 from paceline.lab.replaying.replay import ReplayResult, replay
+from paceline.lab.sessions import Answer, Engines, Session
+from paceline.lab.task import Task
+from paceline.lab.variants import AUTO, DRAFT_LENGTHS, Variant
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Final
 
 from paceline.core.errors import InputError
 from paceline.core.vocabulary import Vocabulary
-from paceline.lab.bench.workloads import Task
+from paceline.lab.task import Task
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 
 HELDOUT_TEXTS: Final = 12

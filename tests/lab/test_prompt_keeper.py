@@ -8,12 +8,12 @@ from paceline.core.clock import VirtualClock
 from paceline.core.errors import CapabilityError, EngineError
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
-from paceline.lab.bench.prompt_keeper import PromptKeeper
-from paceline.lab.bench.sessions import Engines, Session, start_answer
-from paceline.lab.bench.workloads import Task
 from paceline.lab.comparison import Stopped, finish
+from paceline.lab.prompt_keeper import PromptKeeper
+from paceline.lab.sessions import Engines, Session
+from paceline.lab.task import Task
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
-from tests.lab.bench.helpers import bytes_vocabulary, counting_model, engines
+from tests.lab.scripted_pairs import bytes_vocabulary, counting_model, engines
 
 ROWS = 4
 PROMPT = tuple(range(1, 12))
@@ -81,7 +81,7 @@ def test_answers_are_the_same_and_every_session_starts_from_the_prompt() -> None
     plain = Session(loaded, [], NO_SPECULATION)
     drafting = Session(loaded, ["draft"], FixedPolicy(3))
     answers = [
-        finish(start_answer(session, TASK, 0.0, speculate=session is drafting), lambda: False)
+        finish(session.start(TASK, 0.0, speculate=session is drafting), lambda: False)
         for session in (plain, drafting, plain)
     ]
     expected = [5 * PROMPT[-1] + 7]

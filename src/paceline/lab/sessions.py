@@ -1,6 +1,6 @@
-"""Who answers in a bench: sessions over shared engines, and other contestants for the same texts.
+"""Sessions over engines that are loaded once, each with drafters and a policy of its own.
 
-Weights are loaded once, and each variant of paceline's has its own drafters and policy over them.
+A bench runs its variants in them, and a doctor has the target answer, drafts recorded and the loop timed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.api import Model, Read, Wrap
+from paceline.core.arrays import FloatArray
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import ClosedError
-from paceline.core.verify import Verifier
+from paceline.core.params import SamplingParams, StopRules
+from paceline.core.request import FinishReason
+from paceline.core.tree import DraftTree
+from paceline.core.verify import RowLogits, Verifier, Walk, follow
 from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
-from paceline.lab.bench.forced_verifier import ForcedVerifier
-from paceline.lab.bench.prompt_keeper import PromptKeeper
-from paceline.lab.bench.workloads import Task
-from paceline.lab.comparison import OpenReader, Stop, finish
+from paceline.lab.comparison import OpenReader, Stop, Stopped, finish
+from paceline.lab.prompt_keeper import PromptKeeper
+from paceline.lab.replaying.recorder import record_answer
+from paceline.lab.replaying.recording import RECORDED_DEPTH, Recording
+from paceline.lab.task import Task
 from paceline.options import RequestOptions
 from paceline.planning.base import Policy, RoundRecord
 from paceline.prompts import Prompt
@@ -106,6 +111,37 @@ class _DraftMeter:
             self.drafters_s += sum(record.draft_seconds.values())
 
 
+class ForcedVerifier:
+    """Makes a target follow a given text at full cost: what a better model would have written can be measured so.
+
+    Every pass is computed and every visited row is sampled as ever; only then the choice is replaced by the text's
+    token, and a drafted token is accepted if it is the text's. Plain runs are forced likewise, so both do the same
+    work. What comes of it says what drafting gains *if* the target writes that text, not that it would. Past the
+    reference's end the target's own choices count. ``inner``, the request's verifier, draws the proposals of draft
+    models.
+    """
+
+    # Whether a draft is accepted does not depend on how it was drawn.
+    judges_every_draw = False
+
+    def __init__(self, inner: Verifier, reference: Sequence[int], num_prompt: int) -> None:
+        self.name = inner.name
+        self.sampler = inner.sampler
+        # Proposals are drawn as always, from the draft model's own rows.
+        self.propose = inner.propose
+        self._reference = reference
+        self._num_prompt = num_prompt
+
+    def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
+        """Follow the reference through the tree until it leaves the tree."""
+        return follow(tree, row_logits, history, self._choose, reads_history=self.sampler.reads_history)
+
+    def _choose(self, row: FloatArray, position: int, history: Sequence[int]) -> int:
+        choice = self.sampler.emit(row, position, history)
+        index = position - self._num_prompt
+        return self._reference[index] if index < len(self._reference) else choice
+
+
 class Session(Model):
     """A loaded model as a user has it: drafters, and a policy that keeps what it learns from prompt to prompt.
 
@@ -127,9 +163,11 @@ class Session(Model):
     def __enter__(self) -> Session:
         return self
 
-    def answer(self, task: Task, temperature: float, stopped: Stop, *, speculate: bool = True) -> Answer:
+    def answer(
+        self, task: Task, temperature: float, stopped: Stop, *, speculate: bool = True, wrap: Wrap | None = None
+    ) -> Answer:
         drafters_s = self._meter.drafters_s
-        generation = finish(start_answer(self, task, temperature, speculate=speculate), stopped)
+        generation = finish(self.start(task, temperature, speculate=speculate, wrap=wrap), stopped)
         stats = generation.stats
         return Answer(
             generation.token_ids,
@@ -141,6 +179,46 @@ class Session(Model):
             dict(stats.accepted_by_depth),
             TimeSpent(stats.phases.verify_s, stats.phases.sampling_s, self._meter.drafters_s - drafters_s),
             generation,
+        )
+
+    def start(self, task: Task, temperature: float, *, speculate: bool, wrap: Wrap | None = None) -> Stream:
+        self.reference_ids = task.reference_ids
+        options = task.options(temperature)
+        options["speculate"] = speculate
+        return self._start(task.prompt_ids, self.read_options(options), wrap=wrap)
+
+    def record(
+        self,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        *,
+        params: SamplingParams,
+        rules: StopRules,
+        finish_reason: FinishReason | None,
+        name: str = "",
+        depth: int = RECORDED_DEPTH,
+        stopped: Stop = lambda: False,
+    ) -> Recording:
+        """Record what every drafter of the session would propose at each place of an answer."""
+
+        def report(share: float) -> None:
+            if stopped():
+                raise Stopped
+
+        return self.worker.call(
+            lambda: record_answer(
+                self.drafters,
+                self.target.vocabulary,
+                prompt_ids,
+                token_ids,
+                params=params,
+                rules=rules,
+                finish_reason=finish_reason,
+                name=name,
+                depth=depth,
+                report=report,
+                target=self.target,
+            )
         )
 
     def read(self, prompt_ids: Sequence[int]) -> None:
@@ -169,13 +247,6 @@ class Session(Model):
         """Cancel what still runs."""
         with contextlib.suppress(ClosedError):  # nothing runs any more
             self.worker.call(self._driver.cancel_all)
-
-
-def start_answer(session: Session, task: Task, temperature: float, *, speculate: bool) -> Stream:
-    session.reference_ids = task.reference_ids
-    options = task.options(temperature)
-    options["speculate"] = speculate
-    return session.stream(task.prompt_ids, **options)
 
 
 def wall_engines(

@@ -10,8 +10,8 @@ import numpy as np
 from paceline.core.arrays import Float64Array
 from paceline.core.clock import VirtualClock
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
-from paceline.lab.bench.prompt_keeper import PromptKeeper
-from paceline.lab.bench.sessions import Engines
+from paceline.lab.prompt_keeper import PromptKeeper
+from paceline.lab.sessions import Engines
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
 
 BYTES = 256

@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.lab.bench.sessions import Session
-from paceline.lab.bench.variants import (
+from paceline.lab.replaying.recorder import record
+from paceline.lab.replaying.recording import Recording
+from paceline.lab.sessions import Session
+from paceline.lab.variants import (
     PLAIN,
     VARIANT_NAMES,
     Variant,
@@ -17,11 +19,9 @@ from paceline.lab.bench.variants import (
     replay_all,
     static_variants,
 )
-from paceline.lab.replaying.recorder import record
-from paceline.lab.replaying.recording import Recording
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES
-from tests.lab.bench.helpers import LEVEL_S, PASS_S, engines, profile
+from tests.lab.scripted_pairs import LEVEL_S, PASS_S, engines, profile
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from paceline.lab.bench.repetition import LOOPING_BELOW, distinct_share, is_repetitive
+from paceline.lab.task import LOOPING_BELOW, distinct_share, is_repetitive
 
 
 def test_counts_four_grams() -> None:
