@@ -16,7 +16,7 @@ from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Emission
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary
 from tests.helpers import ForcedDrafter
-from tests.runtime.test_worker import ENDLESS, Gate
+from tests.runtime.gate import ENDLESS, Gate
 
 SIZE = 30
 VOCABULARY = ScriptedVocabulary.of_size(SIZE, end_ids=[29])

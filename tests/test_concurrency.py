@@ -26,7 +26,7 @@ from paceline.engines.loading import open_engine
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, blended_model, random_model
 from paceline.options import GenerateOptions
 from tests.helpers import ForcedDrafter
-from tests.runtime.test_worker import ENDLESS, Gate, interrupt_once, needs_signals
+from tests.runtime.gate import ENDLESS, Gate, interrupt_once, needs_signals
 from tests.timing import WAIT_S
 
 SIZE = 30

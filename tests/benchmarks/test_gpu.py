@@ -30,7 +30,7 @@ from benchmarks.gpu.steps import FailedError, Figures, Step, ended_after, run_st
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import EngineError, InputError
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.docs.test_site import script
+from tests.docs.scripts import script
 
 # --- time -------------------------------------------------------------------------------------------------------------
 

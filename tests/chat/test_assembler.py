@@ -20,8 +20,7 @@ from paceline.core.request import Emission
 from paceline.core.text import TextSegment
 from tests.chat.conversing import THINKING
 from tests.chat.helpers import prompt_with
-from tests.chat.test_async_replies import writing
-from tests.chat.test_replies import answering
+from tests.chat.replies import answering, writing
 from tests.chat.tool_calls.answers import ANSWERS, BY_NAME, THINK, TOOLS, Answer
 from tests.tiers import by_tier
 

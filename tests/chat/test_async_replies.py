@@ -4,57 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import paceline
-from paceline.async_streams import AsyncStream
-from paceline.chat.async_replies import AsyncReplyStream
-from paceline.chat.params import ChatParams
 from paceline.chat.prompt_builder import ChatPromptBuilder
-from paceline.core.arrays import Float64Array
-from paceline.engines.scripted import ScriptedEngine
-from tests.chat.conversing import BEGUN, CHATML, CONTROLS, THINKING, ControlledBytes, chat_gguf, reader_of
-from tests.chat.test_replies import FORMATS, answering, text_of
+from tests.chat.conversing import BEGUN, CHATML, CONTROLS, THINKING, chat_gguf
+from tests.chat.replies import FORMATS, answering, text_of, writing
 from tests.models.helpers import with_last_tokens
 from tests.timing import WAIT_S
 
-VOCABULARY = ControlledBytes()
 THINK, NO_THINK = 258, 259
 SAID = "<think>\nHm. 2 + 2\n</think>\n\nIt is <b>4</b>."
 
 
 ENDLESS_THOUGHT = "<think>" + "Hm. " * 15_000
 """Takes seconds to write, so that it goes on still when something is asked of it."""
-
-
-@asynccontextmanager
-async def writing(
-    answer: str, source: str = THINKING, tools: Any = None, **params: Any
-) -> AsyncIterator[AsyncReplyStream]:
-    """Yield the stream of a model that says one thing, a byte or control token each round, and then ends."""
-    chat = ChatParams(**params)
-    reader = reader_of(source)
-    prompt = reader.reading_calls(reader.prompt("2 + 2?", tools=tools, params=chat, max_tokens=1000), tools)
-    script = [*VOCABULARY.tokenize(answer, parse_special=True), 257]
-
-    def logits(tokens: Sequence[int]) -> Float64Array:
-        said = len(tokens) - len(prompt.token_ids)
-        row = np.zeros(VOCABULARY.size)
-        row[script[min(max(said, 0), len(script) - 1)]] = 1.0
-        return row
-
-    engine = ScriptedEngine(logits, VOCABULARY, max_sequences=2, context_length=1 << 17)
-    with paceline.Model(engine, [], paceline.NO_SPECULATION) as model:
-        options: Any = prompt.options | {"max_tokens": 1 << 16, "temperature": 0.0}
-        stream = model.astream(prompt.token_ids, **options)
-        assert isinstance(stream, AsyncStream)
-        yield AsyncReplyStream(prompt, stream, chat)
 
 
 @pytest.mark.parametrize("reasoning_format", FORMATS)

@@ -17,7 +17,7 @@ from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
 from tests.chat.conversing import ALTERNATING, BEGUN, CHATML, STRICT, THINKING, ControlledBytes, reader_of
 from tests.chat.helpers import read_message, split_reasoning
-from tests.chat.test_replies import answering, text_of
+from tests.chat.replies import answering, text_of
 
 THINK, NO_THINK = 258, 259
 OPENING = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"

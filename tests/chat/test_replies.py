@@ -2,66 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
 import pytest
 
 import paceline
 from paceline.chat.assembler import AnswerEvent
-from paceline.chat.params import ChatParams
 from paceline.chat.reasoning import ReasoningFormat
-from paceline.chat.replies import ReplyStream
-from paceline.core.arrays import Float64Array
-from paceline.engines.scripted import ScriptedEngine
-from tests.chat.conversing import BEGUN, CHATML, THINKING, ControlledBytes, reader_of
-
-FORMATS: tuple[ReasoningFormat, ...] = ("auto", "deepseek", "none", "deepseek-legacy")
-VOCABULARY = ControlledBytes()
-
-
-@contextmanager
-def answering(
-    answer: str,
-    source: str,
-    *,
-    fails_after: int | None = None,
-    messages: Any = "2 + 2?",
-    tools: Any = None,
-    **params: Any,
-) -> Iterator[ReplyStream]:
-    """Yield the stream of a model that says one thing, a byte or control token each round, and then ends.
-
-    Args:
-        answer: what it says.
-        source: its chat template.
-        fails_after: tokens of the answer after which the model breaks; ``None`` for never.
-        messages: that it answers.
-        tools: that it may call.
-        **params: of the conversation.
-    """
-    chat = ChatParams(**params)
-    reader = reader_of(source)
-    prompt = reader.reading_calls(reader.prompt(messages, tools=tools, params=chat, max_tokens=1000), tools)
-    script = [*VOCABULARY.tokenize(answer, parse_special=True), 257]
-
-    def logits(tokens: Sequence[int]) -> Float64Array:
-        said = len(tokens) - len(prompt.token_ids)
-        row = np.zeros(VOCABULARY.size)
-        if 0 <= said < len(script):
-            row[script[said]] = np.nan if said == fails_after else 1.0
-        return row
-
-    engine = ScriptedEngine(logits, VOCABULARY, max_sequences=2, context_length=1 << 17)
-    with paceline.Model(engine, [], paceline.NO_SPECULATION) as model:
-        stream = model.stream(prompt.token_ids, **prompt.options | {"max_tokens": 1 << 16, "temperature": 0.0})
-        yield ReplyStream(prompt, stream, chat)
-
-
-def text_of(parts: Sequence[AnswerEvent], kind: str) -> str:
-    return "".join(part.segment.text for part in parts if part.kind == kind)
+from tests.chat.conversing import BEGUN, CHATML, THINKING
+from tests.chat.replies import FORMATS, answering, text_of
 
 
 @pytest.mark.parametrize(

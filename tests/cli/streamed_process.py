@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cli.test_entry import heed_interrupts
+from tests.cli.invoking import heed_interrupts
 from tests.timing import WAIT_S
 
 _SCRIPT = """

@@ -19,17 +19,12 @@ from paceline.lab.bench.forecast import QUICK_WORKLOADS
 from paceline.models.embedded import embedded_target
 from paceline.planning.auto.learned import DrafterState, Learned, store_learned
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
-from tests.cli.test_run import Invoke, spawn
+from tests.cli.invoking import Invoke, spawn
 from tests.lab.scripted_pairs import scripted_pair
 from tests.models.helpers import write_gguf
 from tests.timing import WAIT_S
 
 SMALL = ("--repeats", "2", "--tokens", "16", "--prompts", "1")
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from paceline.chat.replies import Reply, ReplyStream
 from paceline.cli.chat_session import ChatSession
 from paceline.models.embedded import embedded_target
 from tests.chat.conversing import BEGUN, CHATML, CONTROLS, FIRST_SYSTEM, THINKING, chat_gguf
-from tests.cli.test_run import Invoke, Outcome
+from tests.cli.invoking import Invoke, Outcome
 from tests.models.helpers import with_last_tokens
 from tests.planning.helpers import allow_drafts
 from tests.timing import WAIT_S
@@ -32,11 +32,6 @@ SHORT = (*PLAIN, "-n", "8")
 TARGET = str(embedded_target())
 
 Chat = Callable[..., Outcome]
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,7 @@ import pytest
 import typer.main
 
 from paceline.cli.main import app
-from tests.cli.test_run import Invoke, invoke
-
-__all__ = ["invoke"]
+from tests.cli.invoking import Invoke
 
 COMMANDS = ("demo", "run", "chat", "serve", "profile", "bench", "inflate", "convert", "models", "models show")
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.constraints import Gbnf, JsonSchema
-from tests.cli.test_run import FAST, Invoke, invoke
-
-__all__ = ["invoke"]
+from tests.cli.invoking import FAST, Invoke
 
 SCHEMA = json.dumps(
     {

@@ -20,7 +20,7 @@ from paceline.cli.setup import Setup
 from paceline.lab.race import Lane, Piece, Race, run_race
 from paceline.models.embedded import embedded_target, heldout
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.cli.test_run import Invoke
+from tests.cli.invoking import Invoke
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 

@@ -17,7 +17,7 @@ import pytest
 
 from paceline.cli import exits
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.cli.test_run import Invoke, spawn
+from tests.cli.invoking import Invoke, spawn
 from tests.engines.tiny_models import write_block_head, write_eagle_head, write_model
 from tests.models.helpers import edited_gguf, metadata
 

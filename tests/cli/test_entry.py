@@ -11,16 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.invoking import heed_interrupts
 from tests.timing import WAIT_S
 
 WAIT = "import sys; print('waiting', flush=True); sys.stdin.read()\n"
 """Tells the test where the program is, and keeps it there."""
-
-
-def heed_interrupts() -> None:
-    # A test run in the background of a shell, or under nohup, inherits ignored signals, and would pass them on.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def interrupted(

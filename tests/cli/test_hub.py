@@ -19,7 +19,7 @@ from paceline.core.errors import InputError
 from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
 from paceline.models.hub.local_cache import hub_folder
-from tests.cli.test_run import FAST, Invoke
+from tests.cli.invoking import FAST, Invoke
 from tests.engines.tiny_models import write_eagle_head, write_model
 from tests.models.helpers import write_folder
 from tests.models.hub_server import Hub, Repo, running_hub
@@ -28,11 +28,6 @@ from tests.timing import WAIT_S
 DRAFT = embedded_draft().read_bytes()
 QUANT = "tiny-Q8_0.gguf"
 RUN = ("run", "-p", "def f(x):", *FAST)
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture

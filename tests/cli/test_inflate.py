@@ -14,19 +14,14 @@ from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.lab.inflate import PRESETS, LlamaShape, is_up_to_date
 from paceline.models.embedded import embedded_target
 from tests.cli.interrupted import interrupt_while_it_writes
-from tests.cli.test_run import Invoke
+from tests.cli.invoking import Invoke
 from tests.engines.tiny_models import write_eagle_head, write_model
-from tests.lab.test_inflate import LARGE, SMALL, logits, write_llama
+from tests.lab.llama_files import LARGE, SMALL, logits, write_llama
 
 TO_LARGE = (
     *("--layers", "5", "--width", "1024", "--feed-forward", "768"),
     *("--heads", "24", "--kv-heads", "6", "--head-size", "64"),
 )
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from paceline.cli.memory import memory_json, print_memory_plan
 from paceline.cli.progress import show_prompt_progress
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.memory import MemoryPlan
-from tests.cli.test_run import FAST, Invoke
+from tests.cli.invoking import FAST, Invoke
 from tests.engines.streamed import exact_target, mostly_streamed
 
 RUN = ("run", "-p", "def f(x):", "-c", "128", *FAST)

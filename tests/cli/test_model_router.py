@@ -22,8 +22,8 @@ from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.serving.router.pool import Launch, ModelPool
 from paceline.serving.router.presets import Preset, find_presets
-from tests.serving.processes import served
-from tests.serving.test_command import BODY, refused  # noqa: F401 - a fixture
+from tests.cli.invoking import Refused
+from tests.serving.processes import BODY, served
 from tests.timing import WAIT_S
 
 Found = dict[str, tuple[Preset, Launch]]
@@ -202,7 +202,7 @@ def test_memory_is_estimated_as_the_engine_takes_it(
     ],
 )
 def test_what_a_file_of_models_cannot_have_is_told_in_one_line(
-    refused: Callable[..., str],  # noqa: F811
+    refused: Refused,
     tmp_path: Path,
     text: str,
     said: str,
@@ -212,7 +212,7 @@ def test_what_a_file_of_models_cannot_have_is_told_in_one_line(
 
 
 def test_what_contradicts_itself_is_refused(
-    refused: Callable[..., str],  # noqa: F811
+    refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

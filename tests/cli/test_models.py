@@ -14,15 +14,10 @@ from pathlib import Path
 import pytest
 
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.cli.test_run import FAST, Invoke
+from tests.cli.invoking import FAST, Invoke
 from tests.engines.tiny_models import write_eagle_head
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.timing import WAIT_S
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture

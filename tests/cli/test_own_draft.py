@@ -15,8 +15,8 @@ import pytest
 from paceline.conversion.quantize import quantize_gguf
 from paceline.environment import from_environment
 from paceline.models.embedded import embedded_target
+from tests.cli.invoking import FAST, Invoke
 from tests.cli.terminal import CTRL_C, Terminal
-from tests.cli.test_run import FAST, Invoke
 from tests.models.helpers import write_folder
 from tests.serving.processes import served
 from tests.timing import WAIT_S
@@ -26,11 +26,6 @@ MADE = re.compile(
     r"quantising target-q8_0\.gguf to Q4_0 as its own draft, once for this model: 8\.05 MB\n"
     r"quantised target-q8_0\.gguf to Q4_0: 8\.05 MB in \d+\.\d s\n"
 )
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture(autouse=True)

@@ -22,16 +22,11 @@ from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.profile import CostProfile
-from tests.cli.test_run import Invoke, spawn
+from tests.cli.invoking import Invoke, spawn
 from tests.timing import WAIT_S
 
 # Milliseconds by rows, with a cliff down from 3 to 4.
 STAIRCASE = {1: 16.0, 2: 26.0, 3: 37.0, 4: 24.0}
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
 
 
 @pytest.fixture(autouse=True)

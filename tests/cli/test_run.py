@@ -12,56 +12,19 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import paceline.lab.comparison
-from paceline.cli.main import main
 from paceline.lab.comparison import Comparison, OpenReader
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from tests.cli.invoking import FAST, Invoke, spawn
 from tests.models.helpers import edited_gguf, with_last_tokens, write_gguf
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
 from tests.timing import WAIT_S
-
-FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
-
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-class Invoke:
-    """Runs the command in this process, as the console script does."""
-
-    COLUMNS = "200"
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
-        self._monkeypatch.setenv("COLUMNS", self.COLUMNS)
-        try:
-            main()
-            status = 0
-        except SystemExit as leaving:
-            status = int(leaving.code or 0)
-        return Outcome(status, *self._capsys.readouterr())
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    return Invoke(monkeypatch, capsys)
-
-
-def spawn(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "paceline", *arguments], **options)  # type: ignore[call-overload, no-any-return]
 
 
 def test_what_earlier_runs_learned_is_started_with_unless_it_is_not_to_be(

@@ -20,11 +20,10 @@ pytest.importorskip("pydantic")
 import jsonschema
 
 from paceline.constraints import ConstraintCompiler, JsonSchema
-from paceline.constraints.schema_parts import iter_subschemas, shorten_pointer
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from paceline.serving.constraint_fields import read_constraint
-from tests.constraints.generated_schemas import generated_schema
+from tests.constraints.generated_schemas import check, generated_schema, without_old_bounds
 from tests.constraints.helpers import BYTES, END
 from tests.tiers import by_tier
 
@@ -97,30 +96,6 @@ def random_answer(state: Constraint, draws: random.Random, schema: dict[str, Any
             return json.loads(walk.text, parse_float=decimal.Decimal)
         walk.add(token_id)
     raise AssertionError(f"no end: {walk.text[:2000]!r}")
-
-
-def check(schema: dict[str, Any], answer: Any, left_out: tuple[str, ...]) -> None:
-    """Hold an answer against a schema, but for what is said to be left out."""
-    # 2.3 is a multiple of 0.01, and no float is one.
-    schema = json.loads(json.dumps(schema), parse_float=decimal.Decimal)
-    for path, part in list(iter_subschemas(schema)):
-        for key in [key for key in part if shorten_pointer((*path, key)) in left_out]:
-            value = part.pop(key)
-            if key == "oneOf":
-                part.setdefault("allOf", []).append({"anyOf": value})
-    jsonschema.validators.validator_for(schema)(schema).validate(answer)
-
-
-def without_old_bounds(schema: Any) -> Any:
-    """Return a schema in which OpenAPI 3.0 says by a truth value that a bound itself is left out, as drafts do now."""
-    if isinstance(schema, list):
-        return [without_old_bounds(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: without_old_bounds(each) for key, each in schema.items()}
-    if found.get("exclusiveMinimum") is True:
-        found["exclusiveMinimum"] = found.pop("minimum")
-    return found
 
 
 def source_of(schema: dict[str, Any], *, strict: bool) -> JsonSchema:

@@ -34,7 +34,7 @@ from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.llama_cpp.ends import read_end_ids
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
-from tests.lab.test_inflate import SMALL, write_llama
+from tests.lab.llama_files import SMALL, write_llama
 from tests.models.helpers import edited_gguf, metadata, split_gguf, with_last_tokens
 from tests.tiers import some_long
 

@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.core.stats import OFF_REASONS
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.docs.test_site import DOCS
+from tests.docs.scripts import DOCS
 from tests.drafters.helpers import grow
 from tests.helpers import PLAIN_PARAMS, decode, looping_model, request_of
 

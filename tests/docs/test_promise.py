@@ -12,7 +12,7 @@ from benchmarks.cost_tables import PASS_MS
 from paceline.lab.replaying.replay import replay
 from paceline.planning.auto.policy import START_ROUNDS, START_SHARE, AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.docs.test_site import DOCS, script
+from tests.docs.scripts import DOCS, script
 from tests.planning.helpers import Skill, synthetic, table
 
 TOKENS = 300

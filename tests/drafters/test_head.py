@@ -6,66 +6,21 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import DraftBudget
-from paceline.drafters.head import BlockHeadDrafter, CacheHeadDrafter, HeadDrafter
+from paceline.drafters.head import HeadDrafter
 from paceline.engines.base import Step
-from paceline.engines.scripted import HeadRow, ScriptedEngine, ScriptedVocabulary, random_model
+from paceline.engines.scripted import ScriptedEngine
 from paceline.engines.state_track import StateTrack
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.drafters.helpers import grow
+from tests.drafters.scripted_heads import SIZE, Head, block_head, drafter_of, own, said, target
 from tests.helpers import BlockHead, CacheHead, MoodyPolicy, decode, request_of, say
 
-SIZE, ORDER = 30, 3
-TARGET = random_model(SIZE, seed=3, order=ORDER)
 GREEDY = SamplingParams(0.0)
-
-
-def latest(tokens: Sequence[int]) -> FloatArray:
-    """A state that says the latest tokens, so that a head can say what the target would."""
-    return np.array([len(tokens), *([-1] * ORDER + list(tokens))[-ORDER:]], np.float32)
-
-
-def said(rows: Sequence[HeadRow]) -> Float64Array:
-    token_id, state = rows[-1]
-    return TARGET(_seen(token_id, state))
-
-
-def _seen(token_id: int, state: FloatArray) -> list[int]:
-    return [*_tokens(state), token_id]
-
-
-def _tokens(state: FloatArray) -> list[int]:
-    return [int(each) for each in state[1:] if each >= 0]
-
-
-def own(rows: Sequence[HeadRow]) -> FloatArray:
-    token_id, state = rows[-1]
-    return np.array([state[0] + 1, *([-1] * ORDER + _seen(token_id, state))[-ORDER:]], np.float32)
-
-
-def target(**limits: Any) -> ScriptedEngine:
-    return ScriptedEngine(TARGET, ScriptedVocabulary.of_size(SIZE), state_of=latest, state_width=1 + ORDER, **limits)
-
-
-class Head(ScriptedEngine):
-    """Keeps which tokens it was fed, and with the states after which."""
-
-    def __init__(self, **limits: Any) -> None:
-        vocabulary = ScriptedVocabulary.of_size(SIZE)
-        super().__init__(said, vocabulary, state_of=own, state_width=1 + ORDER, reads_states=True, **limits)
-        self.fed: list[list[tuple[int, int | None]]] = []
-
-    def forward(self, steps: Sequence[Step]) -> Any:
-        for step in steps:
-            lengths = [None] * len(step.token_ids) if step.states is None else step.states[:, 0].astype(int).tolist()
-            self.fed.append(list(zip(step.token_ids, lengths, strict=True)))
-        return super().forward(steps)
 
 
 def test_each_token_is_read_with_the_state_before_it_and_drafts_with_the_heads_own() -> None:
@@ -90,24 +45,6 @@ def plain(prompt: Sequence[int], count: int) -> list[int]:
 def cache_head(engine: ScriptedEngine, max_rows: int = 64) -> CacheHead:
     """Return a head that knows what a target says, where the states that it is given do."""
     return CacheHead(engine, lambda cached, rows: said(rows), lambda cached, rows: own(rows), max_rows)
-
-
-def block_head(**limits: Any) -> BlockHead:
-    """Return a head that knows what a target says, where the states that it is given are of its text."""
-
-    def say_in_block(rows: Sequence[HeadRow], root: int, drafted: Sequence[int]) -> Float64Array:
-        for token_id, state in rows:
-            assert _tokens(state)[-1] == token_id
-        return TARGET([*_tokens(rows[-1][1]), root, *drafted])
-
-    return BlockHead(say_in_block, ScriptedVocabulary.of_size(SIZE), size=5, state_width=1 + ORDER, **limits)
-
-
-def drafter_of(engine: ScriptedEngine, head: Head | CacheHead | BlockHead) -> HeadDrafter:
-    if isinstance(head, BlockHead):
-        return BlockHeadDrafter(head, target=engine.vocabulary)
-    kind = CacheHeadDrafter if isinstance(head, CacheHead) else HeadDrafter
-    return kind(head, target=engine.vocabulary)  # type: ignore[arg-type]
 
 
 def test_a_head_that_reads_the_cache_is_fed_the_root_and_its_drafts_alone() -> None:

@@ -6,12 +6,18 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+
+from paceline.core.arrays import FloatArray
+from paceline.engines.base import COMMITTED_END, Step
+from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.llama_cpp.streaming import LayerStream
+from paceline.engines.options import ModelOptions
 from paceline.engines.streaming import layout
 from paceline.engines.streaming.layout import Residency
 from paceline.models.embedded import embedded_target
@@ -51,3 +57,20 @@ def exact_target() -> Path:
     atexit.register(shutil.rmtree, folder)
     quantize_gguf(embedded_target(), folder / "target-f32.gguf", "F32")
     return folder / "target-f32.gguf"
+
+
+TOKENS = [11, 42, 7, 99, 3, 3, 250, 17]
+
+
+def config(path: Path, **changes: object) -> ModelOptions:
+    return ModelOptions(path, context_length=64, threads=1, memory=ASKED_BYTES, **changes)  # type: ignore[arg-type]
+
+
+def rows(engine: LlamaCppEngine, token_ids: Sequence[int] = TOKENS) -> FloatArray:
+    sequence = engine.open()
+    count = len(token_ids)
+    try:
+        output = engine.forward([Step(sequence, token_ids, [COMMITTED_END, *range(count - 1)], list(range(count)))])
+        return np.stack([output.logits(0, row) for row in range(count)])
+    finally:
+        engine.close_sequence(sequence)

@@ -6,8 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.engines.streamed import ASKED_BYTES, mostly_streamed
-from tests.engines.test_streaming import rows
+from tests.engines.streamed import ASKED_BYTES, mostly_streamed, rows
 
 from paceline.engines.llama_cpp import LlamaCppEngine
 from paceline.engines.options import ModelOptions

@@ -14,10 +14,9 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.engines.streamed import ASKED_BYTES, exact_target, mostly_streamed
+from tests.engines.streamed import ASKED_BYTES, TOKENS, config, exact_target, mostly_streamed, rows
 
 import paceline
-from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelWarning
 from paceline.engines.base import COMMITTED_END, Step
 from paceline.engines.llama_cpp import LlamaCppEngine, loading, native, streaming
@@ -29,8 +28,6 @@ from paceline.engines.streaming.layout import BLOCK, Extent, Span, read_gguf_lay
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
-
-TOKENS = [11, 42, 7, 99, 3, 3, 250, 17]
 
 
 @pytest.fixture(name="exact_target")
@@ -45,27 +42,6 @@ def streamed() -> Iterator[None]:
         yield
 
 
-def config(path: Path, **changes: object) -> ModelOptions:
-    return ModelOptions(path, context_length=64, threads=1, memory=ASKED_BYTES, **changes)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def engine(exact_target: Path, streamed: None) -> Iterator[LlamaCppEngine]:
-    engine = LlamaCppEngine(config(exact_target, max_sequences=2))
-    yield engine
-    engine.close()
-
-
-def rows(engine: LlamaCppEngine, token_ids: Sequence[int] = TOKENS) -> FloatArray:
-    sequence = engine.open()
-    count = len(token_ids)
-    try:
-        output = engine.forward([Step(sequence, token_ids, [COMMITTED_END, *range(count - 1)], list(range(count)))])
-        return np.stack([output.logits(0, row) for row in range(count)])
-    finally:
-        engine.close_sequence(sequence)
-
-
 def _ending_of(engine: LlamaCppEngine) -> str:
     """Make a pass; return how it failed."""
     try:
@@ -73,6 +49,13 @@ def _ending_of(engine: LlamaCppEngine) -> str:
     except EngineError as error:
         return str(error)
     return ""
+
+
+@pytest.fixture
+def engine(exact_target: Path, streamed: None) -> Iterator[LlamaCppEngine]:
+    engine = LlamaCppEngine(config(exact_target, max_sequences=2))
+    yield engine
+    engine.close()
 
 
 def test_rows_are_those_of_the_same_engine_without(engine: LlamaCppEngine, exact_target: Path) -> None:

@@ -29,16 +29,7 @@ torch = pytest.importorskip("torch", reason="needs paceline[torch]")
 transformers = pytest.importorskip("transformers", reason="needs paceline[torch]")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from tests.engines.test_torch_hf import (  # noqa: E402
-    ARCHITECTURES,
-    SHAPE,
-    VOCAB_SIZE,
-    WINDOW,
-    build,
-    start,
-    tiny,
-    tiny_tokenizer,
-)
+from tests.engines.tiny_torch import ARCHITECTURES, SHAPE, VOCAB_SIZE, WINDOW, build, start, tiny, tiny_tokenizer  # noqa: E402
 from transformers.cache_utils import MtpCache  # noqa: E402
 from transformers.modeling_layers import MtpModel  # noqa: E402
 

@@ -17,8 +17,8 @@ from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.base import RoundCosts, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
+from tests.planning.curves import CURVES, QUICK_CURVES, texts
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic
-from tests.planning.test_auto import CURVES, QUICK_CURVES, texts
 
 PLAIN_S = 0.05
 

@@ -17,7 +17,7 @@ from paceline.planning.auto.probes import PROBES_IN_A_ROW, ReentryTest
 from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.auto.survival import GrownTree
 from paceline.planning.base import RoundRecord
-from tests.drafters.test_head import block_head, drafter_of, target
+from tests.drafters.scripted_heads import block_head, drafter_of, target
 from tests.helpers import request_of
 from tests.planning.helpers import smooth
 

@@ -112,3 +112,5 @@ HISTORIES: Final[list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]] =
     ("no content", silent(), silent(content="")),
     ("no calls", silent(content=None, tool_calls=[]), silent(content="")),
 ]
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

@@ -22,9 +22,9 @@ from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
 from tests.chat.tool_calls.answers import BY_NAME, Message, added, parser_of, tool
 from tests.chat.tool_calls.machine import CONTROL_IDS, text_of, written_at_random
-from tests.chat.tool_calls.test_grammar import REFERRED, is_referred
+from tests.chat.tool_calls.referred import REFERRED, is_referred
 from tests.conftest import SUMMARY_LINES
-from tests.real.test_templates import SPECIAL
+from tests.real.conversations import SPECIAL
 
 NOW = tool("now", {})
 NO_PARAMETERS: dict[str, Any] = {"type": "function", "function": {"name": "now"}}

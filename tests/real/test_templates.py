@@ -24,12 +24,11 @@ from paceline.serving.prompts import _usual_variables
 from paceline.serving.schema import MessagesBody, TemplateBody, validate_body
 from tests.chat.conversing import ControlledBytes
 from tests.conftest import SUMMARY_LINES
-from tests.real.conversations import CONVERSATIONS, HISTORIES, TOOLS, assistant, user
-from tests.serving.test_messages_request import CLAUDE_CODE
+from tests.real.conversations import CONVERSATIONS, HISTORIES, SPECIAL, TOOLS, assistant, user
+from tests.serving.messages import CLAUDE_CODE
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 VARIABLES: list[dict[str, Any]] = [
     {},
     {"enable_thinking": True},

@@ -29,8 +29,17 @@ from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
 from tests.helpers import PLAIN_PARAMS, Answer, ForcedDrafter, decode, softmax
 from tests.reasoning_machine import Machine
-from tests.runtime import test_lossless
-from tests.runtime.test_lossless import (
+from tests.runtime.enumeration import (
+    DRAFT_3,
+    EXACT,
+    TARGET_3,
+    Chooser,
+    Distribution,
+    EnumeratedVerifier,
+    draft_of,
+    enumerate_outcomes,
+)
+from tests.runtime.scenes import (
     PIECES,
     Scene,
     Setup,
@@ -40,16 +49,6 @@ from tests.runtime.test_lossless import (
     build_params,
     build_policy,
     scenes,
-)
-from tests.runtime.test_rejection import (
-    DRAFT_3,
-    EXACT,
-    TARGET_3,
-    Chooser,
-    Distribution,
-    EnumeratedVerifier,
-    draft_of,
-    enumerate_outcomes,
 )
 from tests.tiers import by_tier
 
@@ -64,8 +63,6 @@ MIN_CASES = {
     "preempted later": by_tier(30, quick=5),
 }
 """Cases that the examples have to show."""
-
-small_head = test_lossless.small_head
 
 
 class Tally:

@@ -6,8 +6,6 @@ right often. Some say of tokens that they are forced though they are not, or are
 
 from __future__ import annotations
 
-import dataclasses
-import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,18 +16,17 @@ from hypothesis import given, settings
 from paceline.core.arrays import BoolArray
 from paceline.core.errors import ConstraintError
 from paceline.core.params import StopRules
-from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from tests.automaton import FORBIDDEN, AutomatonConstraint
+from tests.automaton import AutomatonConstraint
 from tests.conftest import SUMMARY_LINES
-from tests.helpers import PLAIN_PARAMS, Answer, ForcedDrafter, WatchingPolicy, decode
-from tests.runtime import test_lossless
-from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
+from tests.helpers import PLAIN_PARAMS, ForcedDrafter, WatchingPolicy, decode
+from tests.runtime.amended import with_grammar
+from tests.runtime.scenes import Scene, Tally, check_scene, scenes
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(250, quick=80)
@@ -45,8 +42,6 @@ MIN_CASES = {
 }
 """Rounds or requests of each hard case that the examples have to show."""
 MIN_PREEMPTIONS = by_tier(150, quick=20)
-
-small_head = test_lossless.small_head
 
 
 class ConstraintTally(Tally):
@@ -105,57 +100,10 @@ class ConstraintWatch(WatchingPolicy):
             )
 
 
-def random_grammar(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> AutomatonConstraint:
-    """Return an automaton in which some states leave a choice and some none, few of them not even a token."""
-    size, num_states = vocabulary.size, rng.randint(1, 8)
-    table = np.full((num_states + 1, size), FORBIDDEN)
-    said = answer.token_ids
-    wrong = rng.random() < 0.3
-    runs: list[list[int]] = []
-    for state in range(num_states):
-        if state and rng.random() < 0.03:
-            runs.append([])
-            continue
-        allowed = set(rng.sample(range(size), rng.choice((1, 1, min(2, size), rng.randint(1, size), size))))
-        if said and rng.random() < 0.5:
-            allowed |= set(rng.sample(said, rng.randint(1, len(said))))
-        for token_id in allowed - vocabulary.end_ids:
-            table[state, token_id] = rng.randrange(num_states)
-        if vocabulary.end_ids and (rng.random() < 0.3 or not allowed - vocabulary.end_ids):
-            table[state, sorted(vocabulary.end_ids)] = num_states
-        if (table[state] == FORBIDDEN).all():
-            table[state, rng.randrange(size)] = state
-        (choices,) = np.nonzero(table[state] != FORBIDDEN)
-        runs.append([int(rng.choice(choices)), *rng.choices(range(size), k=rng.randint(0, 3))])
-    runs.append([])
-    if vocabulary.end_ids:
-        table[num_states, sorted(vocabulary.end_ids)] = num_states
-    return AutomatonConstraint(table, 0, runs if wrong else None)
-
-
-def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> Asked:
-    """Ask for what was answered under a grammar, mostly, and under one that begins behind a reasoning, sometimes."""
-    params, rules = answer.request.params, answer.request.rules
-    if rng.random() < 0.1:
-        return Asked(params, rules)
-    if rng.random() < 0.3:
-        first = rng.randrange(len(answer.token_ids))
-        budget = ReasoningBudget(
-            rng.choice((None, 1, 3, 8)),
-            (answer.token_ids[0],),
-            tuple(answer.token_ids[first : first + rng.randint(1, 2)]),
-            begun=rng.random() < 0.5,
-        )
-        params = dataclasses.replace(params, reasoning_budget=budget)
-    # What stops an answer without a grammar is said by few under one.
-    rules = StopRules(rules.max_tokens, (*rules.stop, *(["a"] if rng.random() < 0.05 else [])))
-    return Asked(params, rules, random_grammar(rng, answer, vocabulary))
-
-
 @settings(max_examples=NUM_SCENES)
 @given(scene=scenes())
 def test_constrained_is_plain(scene: Scene, tally: ConstraintTally) -> None:
-    test_lossless.check_scene(scene, tally, amend=amend, watch=lambda inner: ConstraintWatch(inner, tally.cases))
+    check_scene(scene, tally, amend=with_grammar, watch=lambda inner: ConstraintWatch(inner, tally.cases))
 
 
 class Exhausted(AutomatonConstraint):

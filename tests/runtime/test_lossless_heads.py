@@ -30,7 +30,7 @@ from paceline.engines.scripted import (
 from paceline.engines.state_track import StateTrack
 from tests.conftest import SUMMARY_LINES
 from tests.helpers import BlockHead, CacheHead, CountingPool, frozen
-from tests.runtime.test_lossless import CountingEngine, Scene, Setup, Tally, check_scene, scenes
+from tests.runtime.scenes import CountingEngine, Scene, Setup, Tally, check_scene, scenes
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(150, quick=60)

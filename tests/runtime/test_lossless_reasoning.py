@@ -6,23 +6,18 @@ tokens are spelled out in the text.
 
 from __future__ import annotations
 
-import dataclasses
-import random
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 
-from paceline.core.params import StopRules
-from paceline.core.reasoning import ReasoningBudget
 from paceline.core.request import Request
-from paceline.engines.scripted import ScriptedVocabulary
 from paceline.planning.base import Policy, RoundRecord
 from tests.conftest import SUMMARY_LINES
-from tests.helpers import Answer, WatchingPolicy
+from tests.helpers import WatchingPolicy
 from tests.reasoning_machine import Machine
-from tests.runtime import test_lossless
-from tests.runtime.test_lossless import Asked, Scene, Tally, scenes
+from tests.runtime.amended import with_budget
+from tests.runtime.scenes import Scene, Tally, check_scene, scenes
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(300, quick=80)
@@ -37,8 +32,6 @@ MIN_CASES = {
 }
 """Rounds of each hard case that the examples have to show."""
 MIN_PREEMPTIONS = by_tier(500, quick=100)
-
-small_head = test_lossless.small_head
 
 
 class ReasoningTally(Tally):
@@ -99,37 +92,10 @@ class ReasoningWatch(WatchingPolicy):
         )
 
 
-def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> Asked:
-    """Ask for what was answered with a budget, if any, and with control tokens written out."""
-    rules = answer.request.rules
-    controls = sorted(vocabulary.end_ids)
-    rules = StopRules(rules.max_tokens, rules.stop, rules.ignore_end, tuple(controls[: rng.randint(0, 2)]))
-    params = answer.request.params
-    if rng.random() < 0.1:
-        return Asked(params, rules)
-
-    def some(most: int) -> tuple[int, ...]:
-        """Return tokens that the answer has in a row, where it has any."""
-        first = rng.randrange(len(answer.token_ids))
-        return tuple(answer.token_ids[first : first + rng.randint(1, most)])
-
-    def any_tokens(least: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(vocabulary.size) for _ in range(rng.randint(least, 4)))
-
-    budget = ReasoningBudget(
-        rng.choice((0, 1, 2, 3, 5, 8)),
-        some(2),
-        some(2) if rng.random() < 0.6 else any_tokens(1),
-        begun=rng.random() < 0.4,
-        forced=any_tokens(0) if rng.random() < 0.3 else (),
-    )
-    return Asked(dataclasses.replace(params, reasoning_budget=budget), rules)
-
-
 @settings(max_examples=NUM_SCENES)
 @given(scene=scenes())
 def test_reasoning_under_a_budget_is_plain(scene: Scene, tally: ReasoningTally) -> None:
-    test_lossless.check_scene(scene, tally, amend=amend, watch=lambda inner: ReasoningWatch(inner, tally.cases))
+    check_scene(scene, tally, amend=with_budget, watch=lambda inner: ReasoningWatch(inner, tally.cases))
 
 
 def test_enough_hard_cases_came_up(tally: ReasoningTally, request: pytest.FixtureRequest) -> None:

@@ -21,7 +21,7 @@ from paceline.vocabularies.mapping import TokenMapping
 from tests.conftest import SUMMARY_LINES
 from tests.drafters.segmentations import random_pieces, translating_model
 from tests.helpers import frozen
-from tests.runtime.test_lossless import Scene, Setup, Tally, check_scene, draft_engine, draft_pool, scenes
+from tests.runtime.scenes import Scene, Setup, Tally, check_scene, draft_engine, draft_pool, scenes
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(420, quick=40)

@@ -29,16 +29,12 @@ from paceline.runtime.loop import DecodingLoop
 from tests.conftest import SUMMARY_LINES
 from tests.engines.tiny_models import VOCABULARY_SIZE
 from tests.helpers import PLAIN_PARAMS, Answer
-from tests.runtime import (
-    test_lossless,
-    test_lossless_constraints,
-    test_lossless_reasoning,
-    test_lossless_recurrent,
-    test_sharing,
-)
+from tests.runtime.amended import with_budget, with_grammar
+from tests.runtime.scenes import Asked, Scene, Tally, check_scene, scenes
+from tests.runtime.shared_scenes import Tally as SharingTally
+from tests.runtime.shared_scenes import play
 from tests.runtime.squeezing import Squeeze, at_random
-from tests.runtime.test_lossless import Asked, Scene, scenes
-from tests.runtime.test_lossless_recurrent import Twins
+from tests.runtime.twins import Twins
 from tests.tiers import by_tier
 
 NUM_SCENES = by_tier(30, quick=24)
@@ -51,9 +47,6 @@ MIN_CASES = {
     "with text withheld": 0.03,
 }
 """Places that are lost in each hard case, for each request. Half of the requests and more lose theirs."""
-
-small_head = test_lossless.small_head
-twins = test_lossless_recurrent.twins
 
 
 class Squeezes:
@@ -83,16 +76,16 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
     asked = Asked(answer.request.params, answer.request.rules)
     kind = rng.randrange(3)
     if kind:
-        other = test_lossless_constraints if kind == 1 else test_lossless_reasoning
-        asked = other.amend(rng, answer, vocabulary)
+        change = with_grammar if kind == 1 else with_budget
+        asked = change(rng, answer, vocabulary)
     return asked._replace(logprobs=LogprobParams(rng.choice((None, 0, 3)), rng.random() < 0.5))
 
 
-def check(scene: Scene, tally: test_lossless.Tally, squeezes: Squeezes, **how: Any) -> None:
+def check(scene: Scene, tally: Tally, squeezes: Squeezes, **how: Any) -> None:
     """Hold a scene's answers, in a cache that is squeezed, to those of plain decoding."""
     prepare = functools.partial(squeezes.put_on, random.Random(scene.seed))
     # Of several requests, and not the shortest.
-    test_lossless.check_scene(
+    check_scene(
         dataclasses.replace(scene, calm=True, setups=scene.setups[:2]), tally, amend=amend, prepare=prepare, **how
     )
 
@@ -143,7 +136,7 @@ def report(request: pytest.FixtureRequest, what: str, squeezes: Squeezes, compar
 
 
 def test_texts_grammars_and_reasoning(request: pytest.FixtureRequest) -> None:
-    tally, squeezes = test_lossless.Tally(), Squeezes()
+    tally, squeezes = Tally(), Squeezes()
 
     @settings(max_examples=NUM_SCENES)
     @given(scene=scenes())
@@ -156,7 +149,7 @@ def test_texts_grammars_and_reasoning(request: pytest.FixtureRequest) -> None:
 
 def test_a_recurrent_state(twins: Twins, request: pytest.FixtureRequest) -> None:
     """Each row of the real model is held to that of a reading from the beginning."""
-    tally, squeezes = test_lossless.Tally(), Squeezes()
+    tally, squeezes = Tally(), Squeezes()
 
     @settings(max_examples=NUM_SCENES // 5)
     @given(scene=scenes())
@@ -175,7 +168,7 @@ def test_a_recurrent_state(twins: Twins, request: pytest.FixtureRequest) -> None
 
 
 def test_beginnings_are_shared_and_what_was_read_is_kept(request: pytest.FixtureRequest) -> None:
-    tally, squeezes = test_sharing.Tally(), Squeezes()
+    tally, squeezes = SharingTally(), Squeezes()
     for seed in range(NUM_SCENES // 4):
-        test_sharing.play(seed, tally, functools.partial(squeezes.put_on, random.Random(seed)))
+        play(seed, tally, functools.partial(squeezes.put_on, random.Random(seed)))
     report(request, "sharing", squeezes, tally.equal)

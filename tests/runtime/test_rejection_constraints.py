@@ -19,7 +19,7 @@ from paceline.engines.scripted import table_model
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import softmax
-from tests.runtime.test_rejection import (
+from tests.runtime.enumeration import (
     DRAFT_3,
     EXACT,
     MERGES,

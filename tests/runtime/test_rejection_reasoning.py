@@ -19,7 +19,7 @@ from paceline.engines.scripted import table_model
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.helpers import PLAIN_PARAMS, softmax
 from tests.reasoning_machine import Machine
-from tests.runtime.test_rejection import (
+from tests.runtime.enumeration import (
     DRAFT_3,
     EXACT,
     MERGES,

@@ -14,7 +14,7 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.translated import TranslatedDrafter
 from paceline.engines.scripted import ScriptedVocabulary, table_model
 from paceline.planning.policies.fixed import FixedPolicy
-from tests.runtime.test_rejection import (
+from tests.runtime.enumeration import (
     EXACT,
     TARGET_3,
     markov_text,

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.server_options import ServerOptions
+from tests.cli.invoking import refused
 from tests.serving.hosted import Hosted, hosted, pair, scripted
+
+__all__ = ["refused"]
 
 
 @pytest.fixture(scope="session")

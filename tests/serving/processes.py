@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.cli.test_entry import heed_interrupts
+from tests.cli.invoking import heed_interrupts
 from tests.timing import WAIT_S
 
+BODY: dict[str, Any] = {"prompt": "def fibonacci(n):\n", "ignore_eos": True, "seed": 1}
 UNMEASURED = ("--draft-max", "3", "-fa", "off", "-c", "4096")
 """Options with which nothing is measured when the embedded pair is loaded."""
 

@@ -16,10 +16,11 @@ from paceline.core.arrays import Float64Array
 from paceline.server_options import ServerOptions
 from paceline.serving.conversations import encrypt_reasoning
 from tests.chat.conversing import BEGUN
+from tests.serving.calling import TEMPLATE, saying
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
+from tests.serving.messages import said, streamed
+from tests.serving.reasoning import ANSWER, thinking
 from tests.serving.scripted import Turnstile, writing_model
-from tests.serving.test_reasoning import ANSWER, thinking
-from tests.serving.test_tools import TEMPLATE, saying
 
 PATH: Final = "/v1/messages"
 ASKED: Final[dict[str, Any]] = {
@@ -45,12 +46,6 @@ def agent(tokens: Sequence[int]) -> Float64Array:
     return saying(f"It has {REPORT[:2]}." if knows else f"Let me see.\n{CALL}")(tokens)
 
 
-@pytest.fixture
-def client(server: Hosted) -> Iterator[anthropic.Anthropic]:
-    with server.anthropic_client() as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def calling() -> Iterator[Hosted]:
     with hosted(lambda: scripted(TEMPLATE, target=agent, drafts=False)) as running:
@@ -63,28 +58,10 @@ def writing() -> Iterator[Hosted]:
         yield running
 
 
-def said(message: Any) -> list[dict[str, Any]]:
-    """Return the blocks of a message, but for ids that are drawn."""
-    return [block.to_dict() | ({"id": ""} if block.type == "tool_use" else {}) for block in message.content]
-
-
-def streamed(client: anthropic.Anthropic, **asked: Any) -> Any:
-    """Return what the client makes of a stream; every block is begun at the next number and closed."""
-    indices, opened = [], None
-    with client.messages.stream(**asked) as stream:
-        for event in stream:
-            if event.type == "content_block_start":
-                assert opened is None
-                opened = event.index
-                indices.append(opened)
-            elif event.type == "content_block_delta":
-                assert event.index == opened
-            elif event.type == "content_block_stop":
-                assert event.index == opened
-                opened = None
-        assert opened is None
-        assert indices == list(range(len(indices)))
-        return stream.get_final_message()
+@pytest.fixture
+def client(server: Hosted) -> Iterator[anthropic.Anthropic]:
+    with server.anthropic_client() as made:
+        yield made
 
 
 def test_a_message(server: Hosted, client: anthropic.Anthropic) -> None:

@@ -20,7 +20,7 @@ import pytest
 import typer.main
 
 from paceline.cli.llama_flags import FOREIGN, remarks_on
-from paceline.cli.main import app, main
+from paceline.cli.main import app
 from paceline.cli.setup import FoundModels, size_models
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
@@ -29,31 +29,11 @@ from paceline.server_options import ServerOptions
 from paceline.serving.errors import NotReadyError
 from paceline.serving.model_host import ModelHost, ServedModel
 from tests import tiers
+from tests.cli.invoking import Refused
 from tests.serving.certificates import CERTIFICATE, KEY
 from tests.serving.hosted import events_of, hosted, scripted
-from tests.serving.processes import UNMEASURED, served
+from tests.serving.processes import BODY, UNMEASURED, served
 from tests.timing import WAIT_S
-
-BODY: dict[str, Any] = {"prompt": "def fibonacci(n):\n", "ignore_eos": True, "seed": 1}
-Refused = Callable[..., str]
-
-
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run the command with options that it cannot use, and return the one line that it says."""
-
-    def run(*options: str, status: int = 2) -> str:
-        monkeypatch.setattr(sys, "argv", ["paceline", "serve", *options])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == status
-        said = capsys.readouterr().err.removeprefix("loading broken.gguf\n")
-        assert said.count("\n") == 1, said
-        assert said.startswith("paceline: ")
-        return said
-
-    return run
-
 
 # How it begins
 

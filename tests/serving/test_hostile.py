@@ -21,8 +21,8 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.serving.model_host import ServedModel
+from tests.serving.calling import TEMPLATE
 from tests.serving.hosted import Hosted, hosted, json_of, scripted
-from tests.serving.test_tools import TEMPLATE
 from tests.timing import WAIT_S
 
 pytest.importorskip("llguidance")

@@ -13,9 +13,8 @@ from paceline.serving.messages_request import read_messages
 from paceline.serving.schema import MessagesBody, validate_body
 from tests.chat.conversing import CHATML
 from tests.serving.hosted import hosted, scripted
+from tests.serving.messages import BILLING, CALL, CLAUDE_CODE, SCHEMA, THOUGHT, assistant, result, text, user
 
-BILLING: Final = "x-anthropic-billing-header: cc_version=2.1.197.19e; cc_entrypoint=sdk-cli; cch=a5145;"
-SCHEMA: Final[dict[str, Any]] = {"type": "object", "properties": {"command": {"type": "string"}}}
 SEARCH: Final = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 
 
@@ -23,25 +22,7 @@ def read(*messages: dict[str, Any], **fields: Any) -> Conversation:
     return read_messages(validate_body(MessagesBody, {"messages": list(messages), **fields}))
 
 
-def text(said: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **more}
-
-
-def result(*, of: str = "a", **fields: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": of, **fields}
-
-
-def user(*content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(content)}
-
-
-def assistant(*content: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": list(content)}
-
-
-CALL: Final = {"type": "tool_use", "id": "a", "name": "Bash", "input": {"command": "ls ß"}}
 CALLED: Final = {"id": "a", "type": "function", "function": {"name": "Bash", "arguments": '{"command": "ls ß"}'}}
-THOUGHT: Final = {"type": "thinking", "thinking": "hm", "signature": "x"}
 
 
 @pytest.mark.parametrize(
@@ -221,34 +202,6 @@ def test_messages_are_put_together_more_and_more() -> None:
     assert given[2] is middle
 
 
-CLAUDE_CODE: Final[dict[str, Any]] = {
-    "model": "scripted",
-    "max_tokens": 9,
-    "thinking": {"type": "adaptive", "display": "omitted"},
-    "output_config": {"effort": "high"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "metadata": {"user_id": '{"device_id":"0","account_uuid":"","session_id":"0"}'},
-    "system": [
-        text(BILLING),
-        text("You are an agent.", cache_control={"type": "ephemeral", "ttl": "1h"}),
-        text("Use the tools.\n" * 100, cache_control={"type": "ephemeral"}),
-    ],
-    "tools": [
-        {"name": f"Tool{number}", "description": "Does it. " * 9, "input_schema": SCHEMA, "eager_input_streaming": True}
-        for number in range(24)
-    ],
-    "messages": [
-        user(text("<system-reminder>Today is today.</system-reminder>"), text("List the files.")),
-        {"role": "system", "content": "Available agent types: none"},
-        assistant(THOUGHT, text("I look."), CALL),
-        user(
-            result(content="a.py", is_error=False, cache_control={"type": "ephemeral"}),
-            text("<system-reminder>Be careful.</system-reminder>"),
-        ),
-        {"role": "system", "content": "<total_tokens>5000 tokens left</total_tokens>"},
-    ],
-}
-"""A request in the form that Claude Code 2.1 has."""
 BETAS: Final = (
     "claude-code-20250219,interleaved-thinking-2025-05-14,thinking-token-count-2026-05-13,"
     "context-management-2025-06-27,prompt-caching-scope-2026-01-05,mid-conversation-system-2026-04-07,effort-2025-11-24"

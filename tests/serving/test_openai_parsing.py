@@ -11,8 +11,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.serving.calling import TEMPLATE
 from tests.serving.hosted import Hosted, hosted, pair
-from tests.serving.test_tools import TEMPLATE
 
 pytest.importorskip("llguidance")
 pytest.importorskip("llama_cpp")

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.chat.template import ChatTemplate
 from tests.chat.conversing import CHATML
+from tests.serving.calling import body, saying, streamed, whole
 from tests.serving.hosted import hosted, scripted
 from tests.serving.scripted import writing_model
-from tests.serving.test_tools import body, saying, streamed, whole
 
 SAID = 'Let me see. <call>{"name": "now", "arguments": {}}</call>'
 FIELDS: dict[str, Any] = {

@@ -15,10 +15,10 @@ import pytest
 
 from tests.conftest import SUMMARY_LINES
 from tests.runtime.squeezing import Squeeze, at_random
+from tests.serving.calling import TEMPLATE, TOOLS
 from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.questions import CONSTRAINTS, PATHS, SPECULATION, Question, Way, asked_at_once
 from tests.serving.scripted import writing_model
-from tests.serving.test_same_text import CONSTRAINTS, PATHS, SPECULATION, Question, Way, asked_at_once
-from tests.serving.test_tools import TEMPLATE, TOOLS
 from tests.tiers import by_tier
 
 CHAT: Final = "/v1/chat/completions"

@@ -26,14 +26,9 @@ from paceline.serving.generation_request import Api, GenerationRequest
 from paceline.serving.model_host import ServedModel
 from paceline.serving.response_formats import FORMATTERS
 from tests.serving.hosted import scripted
+from tests.serving.parts import LOGPROBS, TEXTS
 from tests.tiers import by_tier
 
-TEXTS: Final = st.one_of(
-    st.sampled_from(
-        ["", " the", "\n", '"\\/\b\x00\x1f\x7f', "\u2028", "\ud83d", "\udcff a", "ß中😀", "\\ud83d", "</script>"]
-    ),
-    st.text(st.characters(exclude_categories=())),
-)
 WORDS: Final = st.builds(
     AnswerPart, st.sampled_from(["content", "content", "reasoning"]), st.builds(TextSegment, TEXTS, st.just("target"))
 )
@@ -41,12 +36,6 @@ PARTS: Final = st.one_of(
     WORDS,
     st.builds(CallStarted, st.integers(0, 3), TEXTS, TEXTS),
     st.builds(ArgumentsDelta, st.integers(0, 3), TEXTS),
-)
-LOGPROBS: Final = st.builds(
-    TokenLogprob,
-    token_id=st.integers(0, 259),
-    logprob=st.floats(-50, 0),
-    top=st.lists(st.tuples(st.integers(0, 259), st.floats(-50, 0)), max_size=3).map(tuple),
 )
 NAMES: Final = ["scripted", "one", 'a "b" ß😀', "a\udcff", "\\ud800"]
 """Of models. Command lines have names that are no UTF-8."""

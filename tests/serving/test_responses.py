@@ -32,11 +32,11 @@ from paceline.serving.response_formats.responses import ResponsesFormatter
 from paceline.serving.responses_request import read_response_request
 from paceline.serving.schema import ResponsesBody
 from tests.chat.conversing import CHATML
+from tests.serving.calling import CALLED, SAID, TEMPLATE, WEATHER, saying
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
+from tests.serving.parts import LOGPROBS, TEXTS
+from tests.serving.reasoning import ANSWER, reasoning, thinking
 from tests.serving.scripted import writing_model
-from tests.serving.test_reasoning import ANSWER, reasoning, thinking
-from tests.serving.test_response_formats import LOGPROBS, TEXTS
-from tests.serving.test_tools import CALLED, SAID, TEMPLATE, WEATHER, saying
 from tests.tiers import by_tier
 
 PATH: Final = "/v1/responses"

@@ -27,7 +27,7 @@ from paceline.constraints import Gbnf, JsonSchema, Regex
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions
 from tests.chat.conversing import CHATML
-from tests.cli.test_run import Invoke, invoke
+from tests.cli.invoking import Invoke, invoke
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.scripted import scripted_model
 

@@ -20,8 +20,7 @@ from paceline.chat.tool_calls.grammar import build_calls_grammar
 from paceline.constraints import JsonSchema
 from tests.chat.tool_calls.answers import BY_NAME, added, parser_of
 from tests.chat.tool_calls.machine import CONTROL_IDS, text_of, written_at_random
-from tests.constraints.generated_schemas import generated_schema
-from tests.constraints.test_generated_schemas import check, without_old_bounds
+from tests.constraints.generated_schemas import check, generated_schema, without_old_bounds
 from tests.tiers import by_tier
 
 NUMBER: Final = by_tier(2_000, quick=60)

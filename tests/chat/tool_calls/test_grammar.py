@@ -41,6 +41,7 @@ from tests.chat.tool_calls.answers import (
     tool,
 )
 from tests.chat.tool_calls.machine import CONTROL_IDS, is_answer, text_of, tokens_of, written_at_random
+from tests.chat.tool_calls.referred import REFERRED, is_referred
 from tests.tiers import by_tier
 from tests.timing import assert_grows_with_length_alone
 
@@ -325,38 +326,6 @@ def test_what_is_no_schema_is_an_error_with_its_place(family: str, schema: dict[
         build_calls_grammar(BY_NAME[family], tools, required=True, parallel=True)
 
 
-# As pydantic writes nested models and enumerations: all of it stands behind references.
-REFERRED = tool(
-    "f",
-    {
-        "unit": {"$ref": "#/$defs/Unit"},
-        "n": {"$ref": "#/$defs/N"},
-        "maybe": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]},
-        "described": {"allOf": [{"$ref": "#/$defs/Unit"}], "description": "How it is said."},
-        "level": {"$ref": "#/$defs/Level"},
-        "place": {"$ref": "#/$defs/Place"},
-        "same": {"$ref": "#/properties/n"},
-    },
-    ["unit", "n", "maybe", "described", "level", "place", "same"],
-)
-REFERRED["function"]["parameters"]["$defs"] = {
-    "Unit": {"enum": ["celsius", "fahrenheit"], "title": "Unit", "type": "string"},
-    "N": {"$ref": "#/$defs/Small"},
-    "Small": {"type": "integer", "minimum": 0, "maximum": 9},
-    "Level": {"enum": [1, 2]},
-    "Place": {
-        "type": "object",
-        "properties": {
-            "name": {"$ref": "#/$defs/Unit"},
-            "height": {"$ref": "#/$defs/N"},
-            "within": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
-        },
-        "required": ["name", "height", "within"],
-        "additionalProperties": False,
-    },
-}
-
-
 def drawn(family: str, asked: Sequence[dict[str, Any]], *, has_marks: bool, number: int) -> list[Call]:
     """Return calls that are drawn from the grammar of tools, each read back, in answers of one."""
     grammar = build_calls_grammar(
@@ -375,26 +344,6 @@ def drawn(family: str, asked: Sequence[dict[str, Any]], *, has_marks: bool, numb
         found += message.called
     assert len(found) > number // 2
     return found
-
-
-def is_referred(arguments: dict[str, Any]) -> bool:
-    """Return whether arguments are of the types that :data:`REFERRED` has."""
-    return (
-        {arguments["unit"], arguments["described"]} <= {"celsius", "fahrenheit"}
-        and all(type(arguments[name]) is int and arguments[name] in range(10) for name in ("n", "same"))
-        and (arguments["maybe"] is None or arguments["maybe"] in range(10))
-        and arguments["level"] in (1, 2)
-        and _is_place(arguments["place"])
-    )
-
-
-def _is_place(value: Any) -> bool:
-    return (
-        value.keys() == {"name", "height", "within"}
-        and value["name"] in ("celsius", "fahrenheit")
-        and value["height"] in range(10)
-        and (value["within"] is None or _is_place(value["within"]))
-    )
 
 
 @MARKS

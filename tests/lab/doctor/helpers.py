@@ -41,3 +41,8 @@ def engine(
 def some_tokens(count: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(1, VOCAB) for _ in range(count)]
+
+
+LETTERS = [bytes([97 + number]) for number in range(26)] + [b" "]
+
+TEXTS = {"code": ["a text of letters", "another"], "logs": ["more letters"]}

@@ -22,7 +22,7 @@ from paceline.lab.intervals import Interval, Ratio
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost
-from tests.lab.doctor.test_vocabulary_fit import LETTERS, TEXTS
+from tests.lab.doctor.helpers import LETTERS, TEXTS
 
 TARGET, DRAFT = describe(embedded_target()), describe(embedded_draft())
 LARGE = dataclasses.replace(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.lab.doctor.vocabulary_fit import compare_vocabularies
-
-LETTERS = [bytes([97 + number]) for number in range(26)] + [b" "]
-TEXTS = {"code": ["a text of letters", "another"], "logs": ["more letters"]}
+from tests.lab.doctor.helpers import LETTERS, TEXTS
 
 
 def test_one_vocabulary_fits_as_it_is() -> None:
