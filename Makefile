@@ -157,7 +157,7 @@ $(VENV)/.installed: $(WHEEL)/.built constraints.txt
 # half a minute.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(QUIETLY) "installing what tests and benchmarks need, torch among it (a minute or two)" \
-		$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,plots,serve,dev]"
+		$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,serve,dev]"
 	@touch $@
 
 # Small wheels alone: the reference is read from the sources, without the engines.

@@ -16,7 +16,7 @@ from benchmarks.pair.report import markdown, print_tables, tables
 from benchmarks.reporting import progress_bar
 from paceline.api import Model, load
 from paceline.atomic_output import atomic_file
-from paceline.cli.options import check_outputs
+from paceline.cli.outputs import check_outputs
 from paceline.core.errors import InputError
 from paceline.core.params import MAX_SEED
 from paceline.engines.options import ModelOptions

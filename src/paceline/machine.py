@@ -15,8 +15,8 @@ from paceline.core import tree
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy")
 
 
-def machine() -> dict[str, str]:
-    """Return the versions that are installed, the processor and the system."""
+def machine(threads: int | None = None) -> dict[str, str]:
+    """Return the versions that are installed, the processor and the system, and how many threads a pass has."""
     facts = {"paceline": paceline.__version__, "planner": "compiled" if is_compiled() else "interpreted"}
     facts["python"] = platform.python_version()
     for package in _PACKAGES:
@@ -24,6 +24,8 @@ def machine() -> dict[str, str]:
             facts[package] = version(package)
     facts["system"] = f"{platform.system()} {platform.machine()}"
     facts["processor"] = f"{processor() or 'unknown'}, {os.cpu_count()} cores"
+    if threads is not None:
+        facts["threads"] = str(threads)
     return facts
 
 

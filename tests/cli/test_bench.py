@@ -120,7 +120,7 @@ def test_json_goes_to_a_file_beside_the_table_or_alone_to_standard_output(
     invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path
 ) -> None:
     path = tmp_path / "bench.json"
-    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json", str(path))
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", f"--json={path}")
     assert outcome.status == 0, outcome.err
     assert "plain against plain" in outcome.out
     facts = json.loads(path.read_text(encoding="utf-8"))
@@ -140,7 +140,7 @@ def test_a_reader_who_leaves_early_takes_no_figures_with_him(
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     figures, page = tmp_path / "bench.json", tmp_path / "bench.html"
     chosen = ("--workloads", "hard", "--variants", "auto")
-    outcome = invoke("bench", *SMALL, *chosen, "--json", str(figures), "--html", str(page))
+    outcome = invoke("bench", *SMALL, *chosen, f"--json={figures}", "--html", str(page))
     assert outcome.status == 1
     assert [workload["name"] for workload in json.loads(figures.read_text(encoding="utf-8"))["workloads"]] == ["hard"]
     assert "</html>" in page.read_text(encoding="utf-8")
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_takes_no_figures_either(
         return path.write_bytes(text.encode(encoding))
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    outputs = [str(part) for pair in paths.items() for part in pair]
+    outputs = [f"{option}={path}" for option, path in paths.items()]
     outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "auto", *outputs)
     assert outcome.status == 2
     assert "plain against plain" in outcome.out
@@ -178,7 +178,7 @@ def test_a_page_to_look_at(invoke: Invoke, scripted: list[ModelOptions], tmp_pat
 
 
 def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
-    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json", "-")
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json")
     assert json.loads(outcome.out)["temperature"] == 0.0
 
 
@@ -186,14 +186,14 @@ def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
 def test_all_variants_have_one_seed(
     invoke: Invoke, scripted: list[ModelOptions], seed: str, low: int, high: int
 ) -> None:
-    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--seed", seed, "--json", "-")
+    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--seed", seed, "--json")
     assert low <= json.loads(outcome.out)["seed"] <= high
 
 
 def test_without_a_draft_model_the_others_draft(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "model.gguf")
     outcome = invoke(
-        "bench", "-m", str(model), *SMALL, "--workloads", "editing-forced", "--variants", "static", "--json", "-"
+        "bench", "-m", str(model), *SMALL, "--workloads", "editing-forced", "--variants", "static", "--json"
     )
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["drafters"] == ["suffix", "lookup"]
@@ -201,7 +201,7 @@ def test_without_a_draft_model_the_others_draft(invoke: Invoke, scripted: list[M
 
 
 def test_quick_chooses_its_workloads_and_fewer_variants(invoke: Invoke, scripted: list[ModelOptions]) -> None:
-    outcome = invoke("bench", "--quick", "--tokens", "16", "--prompts", "1", "--repeats", "1", "--json", "-")
+    outcome = invoke("bench", "--quick", "--tokens", "16", "--prompts", "1", "--repeats", "1", "--json")
     assert outcome.status == 0, outcome.err
     facts = json.loads(outcome.out)
     assert tuple(workload["name"] for workload in facts["workloads"]) == QUICK_WORKLOADS
@@ -246,7 +246,7 @@ def test_quick_measures_the_target_at_the_cost_of_a_large_model(
         (("--against", "llama-server=x", "--workloads", "mixed,editing-forced"), "--against has no effect on forced"),
         (("--against", "llama-server=/"), "/ is a folder: give the path of llama-server"),
         (("--against", "llama-server=/nowhere/llama-server"), "does not exist: give the path of llama-server"),
-        (("--json", "/nowhere/at/all.json"), "there is no directory"),
+        (("--json=/nowhere/at/all.json",), "there is no directory"),
         (("--html", "/nowhere/at/all.html"), "there is no directory"),
         (("-m", "/nowhere/model.gguf"), "model.gguf"),
         (("-md", "/nowhere/draft.gguf", "--drafters", "suffix"), "'draft' is not among --drafters"),
@@ -278,7 +278,7 @@ def test_a_drafter_without_its_model_is_refused(invoke: Invoke, tmp_path: Path) 
 
 
 def test_an_output_that_is_a_folder_is_refused_at_once(invoke: Invoke, tmp_path: Path) -> None:
-    outcome = invoke("bench", "--json", str(tmp_path))
+    outcome = invoke("bench", f"--json={tmp_path}")
     assert outcome.status == 2
     assert "is a folder" in outcome.err
 
@@ -294,7 +294,7 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
     path = tmp_path / "bench.json"
     process = spawn(
         *("bench", "-t", "1", "--workloads", "structured-forced", "--variants", "static", "--drafters", "suffix"),
-        *("--tokens", "24", "--prompts", "1", "--repeats", "100000", "--json", str(path)),
+        *("--tokens", "24", "--prompts", "1", "--repeats", "100000", f"--json={path}"),
         # A test that waits in vain has an end.
         *("--time-limit", "120"),
         stdout=subprocess.PIPE,

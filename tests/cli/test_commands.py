@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +62,37 @@ def test_what_there_is_not_is_one_line_with_what_was_meant(invoke: Invoke, words
 )
 def test_a_command_line_that_cannot_be_read_is_one_line(invoke: Invoke, words: str, says: str) -> None:
     assert invoke(*words.split()) == (2, "", f"paceline: {says}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("bench --json bench.json", "--json bench.json is --json=bench.json now"),
+        ("profile --json profile", "--json profile is --json=profile now"),
+        ("doctor target draft --json found.json", "--json found.json is --json=found.json now"),
+        ("doctor --json", "missing argument 'TARGET': see paceline doctor --help"),
+        ("doctor --json absent.gguf", "there is no file absent.gguf: give the path of a GGUF file"),
+        ("doctor --json - absent.gguf", "there is no file absent.gguf: give the path of a GGUF file"),
+        ("models --json=list.json show target", "--json before show has no effect: put it after show"),
+        ("models show target --json=/nowhere/it.json", "/nowhere/it.json cannot be written: there is no directory"),
+        ("chat --json=chat.json", "option '--json' does not take a value"),
+        ("run -p --json --repeats 0", "--repeats 0: the least is 1"),
+        ("run --json=/nowhere/it.json", "/nowhere/it.json cannot be written: there is no directory"),
+        ("demo --json=/nowhere/it.json", "/nowhere/it.json cannot be written: there is no directory"),
+        ("convert draft there --json=/nowhere/it.json", "/nowhere/it.json cannot be written"),
+        ("inflate 1b --json=/nowhere/it.json", "/nowhere/it.json cannot be written"),
+    ],
+)
+def test_json_goes_to_standard_output_or_behind_an_equals_sign(invoke: Invoke, words: str, says: str) -> None:
+    outcome = invoke(*words.split())
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert outcome.err.startswith(f"paceline: {says}")
+
+
+def test_json_goes_to_a_file_beside_what_is_printed(invoke: Invoke, tmp_path: Path) -> None:
+    printed, both = invoke("models", "--json").out, invoke("models", f"--json={tmp_path / 'models.json'}")
+    assert both == (0, invoke("models").out, f"all figures: {tmp_path / 'models.json'}\n")
+    assert json.loads((tmp_path / "models.json").read_text()) == json.loads(printed)
 
 
 @pytest.mark.parametrize("words", [("--stop", "-temp"), ("-p", "-model"), ("-p-model",)])

@@ -53,9 +53,9 @@ def test_there_and_back(run: Run, tmp_path: Path) -> None:
     status, out, err = run(tmp_path / "folder", tmp_path / "again.gguf", "--dtype", "F32", "--name", "mine", "--json")
     assert (status, err) == (0, "")
     outcome = json.loads(out)
-    assert outcome.keys() == {"source", "destination", "type", "bytes", "seconds"}
-    assert outcome["type"] == "F32"
-    assert outcome["bytes"] == (tmp_path / "again.gguf").stat().st_size
+    assert outcome.keys() == {"source", "destination", "file_type", "num_bytes", "took_s"}
+    assert outcome["file_type"] == "F32"
+    assert outcome["num_bytes"] == (tmp_path / "again.gguf").stat().st_size
     assert matrix_types(tmp_path / "again.gguf") == {"F32"}
     assert gguf.GGUFReader(tmp_path / "again.gguf").fields["general.name"].contents() == "mine"
 

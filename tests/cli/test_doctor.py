@@ -46,7 +46,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
     found = subprocess.run(
         [
             *(sys.executable, "-m", "paceline", "doctor", "target", str(models), *QUICK),
-            *("--export", "llama-server", "--json", str(folder / "found.json"), "--html", str(folder / "found.html")),
+            *("--export", "llama-server", f"--json={folder / 'found.json'}", "--html", str(folder / "found.html")),
         ],
         env={**os.environ, "PACELINE_CACHE": str(folder / "cache")},
         capture_output=True,
@@ -99,7 +99,7 @@ def test_figures_hold_together(examined: Examined) -> None:
     # Counted and in closed form, of the same places.
     assert survival[0] == pytest.approx(agreement["coupled"]["all"]["value"], abs=0.2)
     for way in ("plain", "auto", "static", "without_model"):
-        speed = prediction[way]["per_second"]
+        speed = prediction[way]["tokens_per_s"]
         assert 0 < speed["low"] <= speed["value"] <= speed["high"]
     assert candidate["tokens"]["fit"] == "as is"
     assert examined.facts["skipped"][0]["name"] == "broken.gguf"
@@ -128,7 +128,7 @@ def test_what_was_found_is_kept_for_the_next_run(examined: Examined) -> None:
 def test_a_draft_of_another_vocabulary_is_translated_and_predicted(invoke: Invoke, tmp_path: Path) -> None:
     tokens = metadata(embedded_draft())["tokenizer.ggml.tokens"]
     other = edited_gguf(tmp_path / "other.gguf", {"tokenizer.ggml.tokens": tokens[::-1]})
-    outcome = invoke("doctor", "target", str(other), "--budget-s", "5", "--json", "-")
+    outcome = invoke("doctor", "target", str(other), "--budget-s", "5", "--json")
     assert outcome.status in (0, exits.DOES_NOT_PAY), outcome.err
     (candidate,) = json.loads(outcome.out)["candidates"]
     assert candidate["tokens"]["fit"] == "none"
@@ -149,8 +149,8 @@ def test_a_draft_of_another_vocabulary_is_translated_and_predicted(invoke: Invok
         (("target", "draft", "--export", "ollama"), "--export ollama: choose from llama-server, ik_llama"),
         (("target", "draft", "--temp", "-1"), "temperature"),
         (("target", "draft", "--text", "absent.txt"), "absent.txt cannot be read"),
-        (("target", "draft", "--json", "absent/found.json"), "there is no directory absent"),
-        (("target", "draft", "--html", "found", "--json", "found"), "are the same file"),
+        (("target", "draft", "--json=absent/found.json"), "there is no directory absent"),
+        (("target", "draft", "--html", "found", "--json=found"), "are the same file"),
         (("target", "draft", "-md", "draft"), "the target is the first argument"),
         (("target", "draft", "-hf", "some/model"), "the target is the first argument"),
         (("target", "self:Q9"), "is no type to quantise to"),
@@ -172,7 +172,7 @@ def test_bad_input_gets_one_line(
 
 def test_an_interrupt_says_that_it_can_be_gone_on_with(tmp_path: Path) -> None:
     found = spawn(
-        *("doctor", "target", str(embedded_draft()), "--budget-s", "60", "--json", str(tmp_path / "found.json")),
+        *("doctor", "target", str(embedded_draft()), "--budget-s", "60", f"--json={tmp_path / 'found.json'}"),
         env={**os.environ, "PACELINE_CACHE": str(tmp_path / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -201,7 +201,7 @@ def test_a_head_is_examined_as_a_draft_is(invoke: Invoke, tmp_path: Path) -> Non
     target = write_model(tmp_path / "target.gguf", "llama", tokenizer="bytes", layers=4)
     head = write_eagle_head(tmp_path / "head.gguf", 32)
     words = ["doctor", str(target), "--budget-s", "5", "-t", "1", "-c", "256", "--export", "llama-server"]
-    outcome = invoke(*words, str(head), "--json", "-")
+    outcome = invoke(*words, str(head), "--json")
     assert outcome.status in (0, exits.DOES_NOT_PAY), outcome.err
     (candidate,) = json.loads(outcome.out)["candidates"]
     assert candidate["tokens"] is None
@@ -217,6 +217,6 @@ def test_a_head_is_examined_as_a_draft_is(invoke: Invoke, tmp_path: Path) -> Non
 def test_a_head_of_blocks_is_not_examined(invoke: Invoke, tmp_path: Path) -> None:
     target = write_model(tmp_path / "target.gguf", "llama", tokenizer="bytes", layers=4)
     head = write_block_head(tmp_path / "head.gguf", 32)
-    outcome = invoke("doctor", str(target), str(head), "--budget-s", "5", "-t", "1", "-c", "256", "--json", "-")
+    outcome = invoke("doctor", str(target), str(head), "--budget-s", "5", "-t", "1", "-c", "256", "--json")
     (candidate,) = json.loads(outcome.out)["candidates"]
     assert "drafts blocks, and what one costs is learned as it answers" in candidate["error"]

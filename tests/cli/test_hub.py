@@ -70,7 +70,7 @@ def test_run_fetches_both_models_once_and_then_starts_by_name_without_a_network(
 
 
 def test_the_other_commands_take_models_of_the_hub_too(invoke: Invoke, hub: Hub) -> None:
-    profiled = invoke("profile", "-hf", "user/tiny", "-hfd", "user/other", "--budget-s", "0.2", "--json", "-")
+    profiled = invoke("profile", "-hf", "user/tiny", "-hfd", "user/other", "--budget-s", "0.2", "--json")
     assert profiled.status == 0, profiled.err
     assert len(hub.bodies()) == 2
     assert invoke("bench", "-hf", "user/tiny", "--workloads", "none").status == 2

@@ -91,14 +91,14 @@ def test_dimensions_replace_those_of_the_preset_or_the_source(invoke: Invoke, tm
     facts = json.loads(outcome.out)
     assert outcome.err == ""
     assert facts["path"] == target
-    assert facts["bytes"] == Path(target).stat().st_size
+    assert facts["num_bytes"] == Path(target).stat().st_size
     assert facts["already_there"] is False
     assert (
         LlamaShape(**facts["shape"])
         == replace(LARGE, vocab_size=1000, tied=False)
         == LlamaShape.from_gguf(Path(target))
     )
-    assert facts["parameters"] == LlamaShape(**facts["shape"]).num_parameters
+    assert facts["num_parameters"] == LlamaShape(**facts["shape"]).num_parameters
     again = json.loads(
         invoke("inflate", str(small), *TO_LARGE, "--vocab", "1000", "-o", target, "--type", "Q4_0", "--json").out
     )

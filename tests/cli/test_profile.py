@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -136,7 +135,7 @@ def test_a_spoiled_entry_is_measured_again(invoke: Invoke, engines: Engines, cac
 
 
 def test_json_goes_to_standard_output_or_a_file(invoke: Invoke, engines: Engines, tmp_path: Path, cache: Path) -> None:
-    outcome = invoke("profile", "--json", "-")
+    outcome = invoke("profile", "--json")
     facts = json.loads(outcome.out)
     profile = CostProfile.from_json(facts["profile"])
     assert profile.round_s(3, 32) == pytest.approx(0.037, rel=1e-2)
@@ -145,7 +144,7 @@ def test_json_goes_to_standard_output_or_a_file(invoke: Invoke, engines: Engines
     assert facts["measured_now"] is True
     assert Path(facts["kept_at"]).parent == cache
     file = tmp_path / "profile.json"
-    outcome = invoke("profile", "--json", str(file))
+    outcome = invoke("profile", f"--json={file}")
     assert "quartiles" in outcome.out
     written = json.loads(file.read_text())
     assert written["profile"] == facts["profile"]
@@ -215,96 +214,16 @@ def test_an_encoding_without_blocks_gets_plain_characters(
     assert "####" in out
 
 
-def test_png_without_matplotlib_names_the_extra(
-    invoke: Invoke, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
-    outcome = invoke("profile", "--png", str(tmp_path / "plot.png"))
-    assert outcome.status == 2
-    assert outcome.err == (
-        "paceline: --png needs matplotlib, which is not installed: pip install '.[plots]' in a clone of paceline, or "
-        "leave it out\n"
-    )
-    assert not engines.opened
-
-
-class FakeAxes:
-    def __init__(self) -> None:
-        self.calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *arguments, **options: self.calls.__setitem__(name, (arguments, options))
-
-
-class FakeFigure:
-    latest: FakeFigure
-
-    def __init__(self, **options: Any) -> None:
-        FakeFigure.latest = self
-
-    def subplots(self, rows: int, columns: int, *, squeeze: bool) -> list[list[FakeAxes]]:
-        assert (rows, squeeze) == (1, False)
-        self.axes = [FakeAxes() for _ in range(columns)]
-        return [self.axes]
-
-    def savefig(self, path: Path, **options: Any) -> None:
-        assert options["format"] == "png"
-        path.write_bytes(b"image")
-
-
-@pytest.fixture
-def matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("matplotlib.figure")
-    module.Figure = FakeFigure  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
-
-
-@pytest.mark.usefixtures("matplotlib")
-def test_the_image_shows_medians_and_quartiles(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
-    path = tmp_path / "plot.png"
-    assert invoke("profile", "--png", str(path)).status == 0
-    assert path.read_bytes() == b"image"
-    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
-    target, draft = FakeFigure.latest.axes
-    (rows, medians_ms), options = target.calls["errorbar"]
-    assert rows == list(range(1, 17))
-    assert medians_ms[:4] == pytest.approx(list(STAIRCASE.values()), abs=0.05)
-    below, above = options["yerr"]
-    assert len(below) == len(above) == 16
-    assert min(*below, *above) >= 0
-    assert target.calls["plot"][0][1][:4] == pytest.approx([16.03, 32.06, 48.1, 64.1], abs=0.05)
-    assert target.calls["set_ylim"][0][1] > 37
-    assert draft.calls["errorbar"][0][0][:2] == [1, 2]
-
-
-# Older releases of matplotlib call what newer ones of pyparsing have deprecated.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_matplotlib_draws_it(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert invoke("profile", "--png", str(tmp_path / "plot.png")).status == 0
-    image = (tmp_path / "plot.png").read_bytes()
-    assert image.startswith(b"\x89PNG")
-    assert len(image) > 10_000
-
-
-@pytest.mark.usefixtures("matplotlib")
-def test_an_image_that_cannot_be_written_leaves_the_old_one(
-    invoke: Invoke, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: FakeFigure, path: Path, **options: Any) -> None:
-        path.write_bytes(b"ha")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(FakeFigure, "savefig", full)
-    (tmp_path / "plot.png").write_bytes(b"old")
-    outcome = invoke("profile", "--png", str(tmp_path / "plot.png"))
-    assert outcome.status == 2
-    assert outcome.err.count("\n") == 1
-    assert "No space left on device" in outcome.err
-    assert (tmp_path / "plot.png").read_bytes() == b"old"
-    assert {file.name for file in tmp_path.iterdir()} == {"plot.png", "cache"}
+def test_a_page_to_look_at(invoke: Invoke, engines: Engines, tmp_path: Path) -> None:
+    path = tmp_path / "profile.html"
+    assert invoke("profile", "--html", str(path)).status == 0
+    page = path.read_text(encoding="utf-8")
+    target, draft = map(ElementTree.fromstring, re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert len(target.findall(".//circle")) == 16
+    assert "3 rows: 37 ms, quartiles 37 to 37" in {title.text for title in target.iter("title")}
+    assert draft.attrib["aria-label"] == "Time of a pass by its rows: draft"
+    assert re.search(r"threads \d+", page)
+    assert not re.search(r"https?:|//[a-z]|<script|<link|@import|url\(|src=", page)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +240,10 @@ def test_an_image_that_cannot_be_written_leaves_the_old_one(
         (("--widths", "17"), "17 rows (--widths) cannot be measured: this target takes 16 rows"),
         (("--budget-s", "0"), "more than 0"),
         (("--budget-s", "nan"), "more than 0"),
-        (("--json", "no/such/folder/file"), "there is no directory no/such/folder"),
-        (("--json", "/"), "--json / is a folder"),
-        (("--json", ""), "is a folder"),
-        (("--json", "same", "--png", "./same"), "--json and --png are the same file"),
+        (("--json=no/such/folder/file",), "there is no directory no/such/folder"),
+        (("--json=/",), "--json / is a folder"),
+        (("--json=",), "is a folder"),
+        (("--json=same", "--html", "./same"), "--json and --html are the same file"),
         (("-m", "target", "-cd", "64"), "-cd has no effect without a draft model"),
         (("-m", "target", "-td", "1"), "-td has no effect without a draft model"),
         (("--engine", "torch_hf", "-td", "1"), "(-td) mean nothing to torch_hf"),
@@ -365,7 +284,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_not_fatal(invoke: Invoke, en
 
 
 def test_the_embedded_pair_is_measured(invoke: Invoke) -> None:
-    outcome = invoke("profile", "-t", "1", "--budget-s", "0.3", "--json", "-")
+    outcome = invoke("profile", "-t", "1", "--budget-s", "0.3", "--json")
     assert outcome.status == 0
     facts = json.loads(outcome.out)
     profile = CostProfile.from_json(facts["profile"])

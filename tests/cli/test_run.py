@@ -181,7 +181,7 @@ def test_compare_names_no_winner_where_nothing_was_drafted(invoke: Invoke) -> No
     assert re.search(r"\nnothing was drafted: both ways are plain decoding, so their ratio of \d", outcome.err)
     assert "faster" not in outcome.err
     as_json = json.loads(invoke(*arguments, "--json").out)
-    assert (as_json["verdict"], as_json["draft_n"]) == ("nothing was drafted", 0)
+    assert (as_json["verdict"], as_json["num_drafted"]) == ("nothing was drafted", 0)
 
 
 def test_compare_can_load_again_what_a_name_stands_for(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

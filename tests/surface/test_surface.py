@@ -22,6 +22,7 @@ import pytest
 import typer.main
 
 import paceline
+from paceline.cli.commands import OPTIONAL_VALUE
 from paceline.cli.main import app
 from paceline.constraints import Gbnf, JsonSchema, Regex
 from paceline.models.embedded import embedded_draft, embedded_target
@@ -100,8 +101,40 @@ def test_json_of_commands(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
     ):
         status, out, err = invoke(*words)
         assert status == 0, err
-        answers[" ".join(["paceline", *words])] = json.loads(out)
+        facts = answers[" ".join(["paceline", *words])] = json.loads(out)
+        if "machine" in facts:
+            facts["machine"] = {"threads": facts["machine"]["threads"]}
     hold("json_of_commands.txt", of_each(answers))
+
+
+SWITCHES: Final = Path(paceline.__file__).parents[2] / "docs" / "guides" / "switches.md"
+COMMON: Final = (
+    *("--json", "--html", "--seed", "--tokens", "--temp", "--repeats", "--prompts", "--sample", "--threads"),
+    *("--ctx-size", "--model", "--model-draft", "--hf-repo", "--hf-repo-draft", "--gpu-layers", "--drafters"),
+    *("--policy", "--remember", "--no-speculation", "--budget-s", "--type", "--force", "--output", "--verbose"),
+)
+"""Switches that several commands have, or that mean the same as in one."""
+
+
+def test_the_table_of_switches_is_that_of_the_commands() -> None:
+    options: dict[str, dict[str, Any]] = {}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        shown = [each for each in command.params if not getattr(each, "hidden", False)]
+        options[name] = {flag: each for each in shown for flag in (*each.opts, *each.secondary_opts)}
+    lines = [f"| | {' | '.join(options)} |", "|---|" + "---|" * len(options)]
+    for switch in COMMON:
+        found = [of[switch] for of in options.values() if switch in of]
+        names = ", ".join(
+            sorted(set.intersection(*({*each.opts} for each in found)), key=lambda name: (len(name), name))
+        )
+        value = OPTIONAL_VALUE if any(each.metavar == OPTIONAL_VALUE for each in found) else ""
+        cells = ["yes" if switch in of else "" for of in options.values()]
+        lines.append(f"| `{names}{value}` | {' | '.join(cells)} |")
+    begin, table, end = re.split(r"(?s)(?<=<!-- switches -->\n)(.*)(?=<!-- end -->)", SWITCHES.read_text())
+    if os.environ.get("SURFACE") == "write":
+        table = "\n".join([*lines, ""])
+        SWITCHES.write_text(begin + table + end)
+    assert table.splitlines() == lines
 
 
 # Python

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import TextColumn
 
-from paceline.atomic_output import atomic_file
 from paceline.cli import exits
-from paceline.cli.display import error_console, output_console, print_json
 from paceline.cli.downloads import locate_pair
 from paceline.cli.flags import in_flags
 from paceline.cli.inflate import LARGE_PRESET, large_target
@@ -24,12 +22,13 @@ from paceline.cli.options import (
     ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
-    check_outputs,
     is_given,
     names_draft_model,
     refuse_given,
     with_options,
 )
+from paceline.cli.outputs import HtmlFile, JsonTo, Outputs, report_console
+from paceline.cli.progress import ProgressBar
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.drafters.registry import DRAFTER_NAMES, check_drafter_names
@@ -37,11 +36,11 @@ from paceline.engines.base import paced_draft
 from paceline.engines.loading import foreseen_context_length, reader_of
 from paceline.engines.options import ModelOptions
 from paceline.engines.slow_passes import slow_passes
+from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.bench.forecast import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
 from paceline.lab.bench.llama_server import LlamaServers, check_llama_server
 from paceline.lab.bench.page import render
-from paceline.lab.bench.results import BenchResult
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
 from paceline.lab.bench.table import print_result
@@ -55,7 +54,6 @@ from paceline.planning.auto.learned import Learned, load_learned
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.runtime.worker import Worker
-from paceline.terminal_text import json_text, printable
 from paceline.vocabularies.token_pairs import DraftVocab
 
 EPILOG = f"""[bold]Examples[/bold]
@@ -64,7 +62,7 @@ paceline bench --quick  [dim]# the embedded target at the cost of a 1B model, tw
 
 paceline bench --quick -m target -md draft  [dim]# the embedded pair as it is, whose passes leave nothing to gain[/dim]
 
-paceline bench -m big.gguf -md small.gguf --json bench.json --html bench.html
+paceline bench -m big.gguf -md small.gguf --json=bench.json --html bench.html
 
 paceline bench -m target-1b-q4_0 -md draft --workloads new-code,hard,mixed --temp 0.8
 
@@ -76,7 +74,6 @@ paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and 
 """
 """Examples below the command's help."""
 
-_MODELS, _WHAT, _OUTPUT = "Models", "What is measured", "Output"
 _PIPE_WIDTH = 160
 """Columns of the tables where standard output is no terminal."""
 _PROFILING_SHARE = 0.04
@@ -91,6 +88,9 @@ _QUICK_TYPE = "Q4_0"
 _DEFAULTS = BenchSettings(WORKLOAD_NAMES, VARIANT_NAMES, DRAFTER_NAMES)
 
 
+_what = functools.partial(typer.Option, rich_help_panel="What is measured")
+
+
 @with_options()
 def bench(
     context: typer.Context,
@@ -98,108 +98,73 @@ def bench(
     models: ModelChoice,
     workloads: Annotated[
         str | None,
-        typer.Option(
-            "--workloads",
-            help=f"Among {', '.join(WORKLOAD_NAMES)}. [dim]\\[all][/dim]",
-            metavar="NAME[,...]",
-            rich_help_panel=_WHAT,
-        ),
+        _what("--workloads", help=f"Among {', '.join(WORKLOAD_NAMES)}. [dim]\\[all][/dim]", metavar="NAME[,...]"),
     ] = None,
     variants: Annotated[
         str | None,
-        typer.Option(
+        _what(
             "--variants",
             help=f"Compared with plain: among {', '.join(VARIANT_NAMES)}. [dim]\\[all][/dim]",
             metavar="NAME[,...]",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
     drafters: Annotated[
         str | None,
-        typer.Option(
+        _what(
             "--drafters",
             help=f"Among {', '.join(DRAFTER_NAMES)}; each alone and all together. [dim]\\[all there are][/dim]",
             metavar="NAME[,...]",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
-    temp: Annotated[
-        float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
-    ] = _DEFAULTS.temperature,
+    temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = _DEFAULTS.temperature,
     repeats: Annotated[
         int,
-        typer.Option(
-            "--repeats",
-            help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick.",
-            rich_help_panel=_WHAT,
-        ),
+        _what("--repeats", help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick."),
     ] = _DEFAULTS.laps,
     prompts: Annotated[
-        int,
-        typer.Option("--prompts", help="Texts of each workload; more laps use them again.", rich_help_panel=_WHAT),
+        int, _what("--prompts", help="Texts of each workload; more laps use them again.")
     ] = _DEFAULTS.prompts,
     tokens: Annotated[
-        int, typer.Option("-n", "--tokens", help="Length of an answer.", rich_help_panel=_WHAT)
+        int, _what("-n", "--tokens", "--predict", "--n-predict", help="Length of an answer.")
     ] = _DEFAULTS.tokens,
     seed: Annotated[
-        int,
-        typer.Option("--seed", "-s", help="Of the order of texts, of edits and of sampling.", rich_help_panel=_WHAT),
+        int, _what("--seed", "-s", help="Of the order of texts, of edits and of sampling.")
     ] = _DEFAULTS.seed,
     remember: Annotated[
         bool,
-        typer.Option(
+        _what(
             "--remember",
             help="Let auto start with what earlier runs learned of these models in this setting, as paceline run does; "
             "nothing is added to it.",
-            rich_help_panel=_WHAT,
         ),
     ] = False,
     quick: Annotated[
         bool,
-        typer.Option(
+        _what(
             "--quick",
             help=f"Finish in {QUICK_S:.0f} seconds: what speeds measured first allow, and no other policies; what is "
             "left out is said. Without -m the target is the embedded one at the cost of a "
             f"{LARGE_PRESET.upper()} model in {_QUICK_TYPE}.",
-            rich_help_panel=_WHAT,
         ),
     ] = False,
     against: Annotated[
         str | None,
-        typer.Option(
+        _what(
             "--against",
             help="Run the same files through a llama-server too, tuned likewise; forced workloads are left out.",
             metavar="llama-server=PATH",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(
+        _what(
             "--time-limit",
             help="Finish in this many seconds, with shorter answers, fewer workloads and fewer variants if need be.",
             metavar="SECONDS",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
-    json_to: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            help="Write every pair and all figures as JSON; - prints it instead of the table.",
-            metavar="FILE",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            help="Write a report to look at, as one page.",
-            metavar="FILE",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
+    json_to: JsonTo = None,
+    html: HtmlFile = None,
 ) -> None:
     """Measure what speculation gains on this machine: plain against every static setting, other policies and auto.
 
@@ -250,8 +215,8 @@ def bench(
             raise InputError("a draft model is given but 'draft' is not among --drafters: add it, or leave out -md")
         refuse_given(context, dict.fromkeys(OF_THE_DRAFT_MODEL, WITHOUT_DRAFT_MODEL))
     server = None if against is None else _parse_server(against, settings.workloads)
-    json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    check_outputs({"--json": json_file, "--html": html})
+    outputs = Outputs(json_to, html)
+    outputs.check()
     named_draft = None
     if "draft" in settings.drafters:
         named_draft = embedded_draft() if models.named_draft is None else models.named_draft
@@ -262,7 +227,7 @@ def bench(
     if limit_s is None or "tokens" in given:
         # Before the models are loaded and passes are measured; within a time limit answers may become shorter.
         check_room(settings.workloads, Sizes(settings.tokens, foreseen_context_length(target_options)))
-    versions = machine()
+    versions = machine(target_options.threads or usable_cores())
     if server is not None:
         versions["llama-server"] = check_llama_server(server, target_options, draft_options)
 
@@ -275,7 +240,7 @@ def bench(
         Worker() as worker,
         # All that runs models has to happen in one thread: native code keeps threads for each that calls it.
         worker.entered(managed_pair(target_options, draft_options)) as pair,
-        _Progress(remaining_s) as progress,
+        ProgressBar("loading", TextColumn("{task.fields[left]}"), left="") as progress,
     ):
         draft_vocab: DraftVocab = "auto" if draft_options is None else draft_options.draft_vocab
         draft_map = () if draft_options is None else draft_options.draft_map
@@ -313,13 +278,13 @@ def bench(
             remaining_s=remaining_s,
             spent_s=0.0 if limit_s is None else limit_s - remaining_s(),
             stopped=interrupted.is_set,
-            progress=progress.tell,
+            progress=functools.partial(_tell, progress, remaining_s, time.monotonic()),
         )
         if cut is not None:
             runner.result.notes.append(cut)
         result = runner.run()
         result.notes[:] = map(in_flags, result.notes)
-    _write(result, as_text=json_to != "-", json_file=json_file, html=html)
+    outputs.write(result.to_json(), lambda: print_result(report_console(_PIPE_WIDTH), result), lambda: render(result))
     if result.ended_by == "interrupt":
         raise typer.Exit(exits.INTERRUPTED)
     if not result.measured and not result.predicted:
@@ -331,50 +296,21 @@ def bench(
         raise typer.Exit(exits.FAILURE)
 
 
-def _write(result: BenchResult, *, as_text: bool, json_file: Path | None, html: Path | None) -> None:
-    """Write the files, and print the report or the JSON: a reader that leaves early takes nothing but its own."""
-    facts = result.to_json()
-    files: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
-        ("all figures", json_file, lambda: json_text(facts, indent=1) + "\n"),
-        ("to look at", html, lambda: printable(render(result))),
-    )
-    written: list[str] = []
-    errors: list[InputError] = []
-    for about, path, text in files:
-        if path is None:
-            continue
-        try:
-            with atomic_file(path) as partial:
-                partial.write_text(text(), encoding="utf-8")
-            written.append(f"{about}: {path}")
-        except InputError as error:
-            # What took an hour to measure is said all the same.
-            errors.append(error)
-    if as_text:
-        console = output_console(soft_wrap=False)
-        if not sys.stdout.isatty():
-            console.width = _PIPE_WIDTH
-        print_result(console, result)
-    else:
-        print_json(facts)
-    for line in written:
-        error_console().print(line, markup=False)
-    if errors:
-        raise errors[0]
-
-
 def _get_profile(
     engines: Engines,
     target_options: ModelOptions,
     draft_options: ModelOptions | None,
     limit_s: float | None,
     interrupted: threading.Event,
-    progress: _Progress,
+    progress: ProgressBar,
 ) -> KeptProfile:
+    doing = "measuring what passes cost"
+
     def report(share: float) -> None:
         if interrupted.is_set():
             raise KeyboardInterrupt
-        progress.tell("measuring what passes cost", 0.0, 0.0)
+        progress.tell(doing, share, 1.0)
+        progress.tell_line(doing, new=doing)
 
     budget_s = _PROFILING_S if limit_s is None else min(_PROFILING_S, _PROFILING_SHARE * limit_s)
     return find_or_measure(
@@ -401,50 +337,20 @@ def _load_learned(kept: KeptProfile) -> Learned:
     return learned
 
 
-class _Progress:
-    """A bar with the time left on a terminal; elsewhere a line for every new thing that is done, and every tenth."""
-
-    def __init__(self, remaining_s: Callable[[], float]) -> None:
-        self._remaining_s = remaining_s
-        self._console = error_console()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:.0f}%"),
-            TextColumn("{task.fields[left]}"),
-        )
-        self._bar = Progress(
-            *columns,
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("loading", total=None, left="")
-        self._started_s = time.monotonic()
-        self._last = "", 0
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def tell(self, doing: str, done_s: float, total_s: float) -> None:
-        total_s = max(total_s, done_s)
-        left = ""
-        if done_s > 0:
-            # From the pace so far: a forecast of seconds goes by costs that were measured before.
-            left_s = (time.monotonic() - self._started_s) * (total_s - done_s) / done_s
-            left = f"about {_format_duration(min(left_s, max(self._remaining_s(), 0.0)))} left"
-        self._bar.update(self._task, description=doing, completed=done_s, total=total_s or None, left=left)
-        if self._console.is_terminal:
-            return
-        # A pair's variants may follow each other too quickly for a line each, or take half an hour.
-        stage, share = doing.partition(",")[0], done_s / total_s if total_s else 0.0
-        if (stage, int(10 * share)) != self._last:
-            self._last = stage, int(10 * share)
-            self._console.print(stage + (f" ({share:.0%} done, {left})" if left else ""), markup=False)
+def _tell(
+    progress: ProgressBar, remaining_s: Callable[[], float], started_s: float, doing: str, done_s: float, total_s: float
+) -> None:
+    """Say what is measured, and how long the rest will take."""
+    total_s = max(total_s, done_s)
+    share, left = done_s / total_s if total_s else 0.0, ""
+    if done_s > 0:
+        # From the pace so far: a forecast of seconds goes by costs that were measured before.
+        left_s = (time.monotonic() - started_s) * (total_s - done_s) / done_s
+        left = f"about {_format_duration(min(left_s, max(remaining_s(), 0.0)))} left"
+    progress.tell(doing, done_s, total_s or None, left=left)
+    # A pair's variants may follow each other too quickly for a line each, or take half an hour.
+    stage = doing.partition(",")[0]
+    progress.tell_line(stage + (f" ({share:.0%} done, {left})" if left else ""), new=(stage, int(10 * share)))
 
 
 def _format_duration(seconds: float) -> str:

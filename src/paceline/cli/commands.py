@@ -22,6 +22,12 @@ _LONGEST_NAMES: Final = 28
 
 _ONE_DASH: Final = re.compile(r"-[A-Za-z][A-Za-z-]+")
 
+OPTIONAL_VALUE: Final = "[=FILE]"
+"""What the help shows of the value of an option that may have none."""
+
+STANDARD_OUTPUT: Final = "-"
+"""Value of such an option where it has none."""
+
 
 class Command(TyperCommand):
     """Answers an option that it does not have with the one that was meant."""
@@ -30,7 +36,7 @@ class Command(TyperCommand):
         words = list(args)  # reading takes them
         _refuse_one_dash(self, ctx, words)
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _with_values(self, ctx, words))
         except typer.TyperException as error:
             raise _explain(error, self, ctx, words) from None
 
@@ -44,7 +50,7 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _with_values(self, ctx, words))
         except typer.TyperException as error:
             raise _explain(error, self, ctx, words) from None
 
@@ -97,6 +103,27 @@ def _refuse_one_dash(command: Command, ctx: Any, words: Sequence[str]) -> None:
         before = word
 
 
+def _with_values(command: Command | Group, ctx: Any, words: Sequence[str]) -> list[str]:
+    """Return the words of a command line where an option whose value is optional has one, as typer knows no such."""
+    options = _options(command, ctx)
+    optional = _names([option for option in options if option.metavar == OPTIONAL_VALUE])
+    with_value = set(_names([option for option in options if not option.is_flag])) - {*optional}
+    takes_words = isinstance(command, Group) or len(options) < len(command.get_params(ctx))
+    filled: list[str] = []
+    rest = list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        if word in optional and not (filled and filled[-1] in with_value):
+            # A path was a word of its own once.
+            if rest[:1] == [STANDARD_OUTPUT]:
+                del rest[0]
+            elif rest and not rest[0].startswith("-") and (not takes_words or rest[0].endswith(".json")):
+                raise InputError(f"{word} {rest[0]} is {word}={rest[0]} now")
+            word += f"={STANDARD_OUTPUT}"
+        filled.append(word)
+    return filled + rest
+
+
 def _explain(error: typer.TyperException, command: Command | Group, ctx: Any, words: Sequence[str]) -> Exception:
     """Return what to raise instead of what typer says of a command line, in a box."""
     if not words and isinstance(command, Group):  # it says the help
@@ -146,7 +173,7 @@ def _narrow_command(command: Any, ctx: Any) -> Any:
 def _narrow_option(option: TyperOption, ctx: Any) -> TyperOption:
     names = sorted((*option.opts, *option.secondary_opts), key=lambda name: name.startswith("--"))
     value = None if option.is_flag else option.display_type_rich(ctx)
-    words = [*(f"{name}, " for name in names[:-1]), f"{names[-1]} "]
+    words = [*(f"{name}, " for name in names[:-1]), names[-1] if value == OPTIONAL_VALUE else f"{names[-1]} "]
     # A choice of many is broken between them.
     words += [] if value is None else [value] if len(value) <= _LONGEST_NAMES else re.findall(r"[^|]+\|?", value)
     lines = [""]

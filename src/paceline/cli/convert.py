@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.display import error_console, print_json
+from paceline.cli.display import error_console
+from paceline.cli.outputs import Outputs, json_option
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError
 from paceline.models.registry import complete_model, resolve_model
@@ -60,12 +61,14 @@ def convert(
         str | None, typer.Option("--license", help="License to write into a GGUF file, such as apache-2.0.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a destination that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a sentence.")] = False,
+    json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
     """Convert a model, with its tokenizer, from a GGUF file to a Hugging Face folder or back.
 
     The destination appears when it is complete.
     """
+    outputs = Outputs(json_to)
+    outputs.check()
     file_type = file_type.upper()
     started = time.monotonic()
     if not to:
@@ -81,22 +84,18 @@ def convert(
             if value is not None:
                 raise InputError(f"{option} has no effect on a folder: it is for writing a GGUF file")
         _to_folder(source, destination, file_type, force=force)
-    seconds = time.monotonic() - started
+    took_s = time.monotonic() - started
     files = [path for path in destination.iterdir() if path.is_file()] if destination.is_dir() else [destination]
     num_bytes = sum(path.stat().st_size for path in files)
-    if as_json:
-        outcome = {
-            "source": str(source),
-            "destination": str(destination),
-            "type": file_type,
-            "bytes": num_bytes,
-            "seconds": round(seconds, 3),
-        }
-        print_json(outcome)
-    else:
-        error_console().print(
-            f"wrote {destination}: {num_bytes / 1e6:,.1f} MB, {file_type}, in {seconds:.1f} s", markup=False
-        )
+    facts = {
+        "source": str(source),
+        "destination": str(destination),
+        "file_type": file_type,
+        "num_bytes": num_bytes,
+        "took_s": took_s,
+    }
+    words = f"wrote {destination}: {num_bytes / 1e6:,.1f} MB, {file_type}, in {took_s:.1f} s"
+    outputs.write(facts, lambda: error_console().print(words, markup=False))
 
 
 def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) -> None:

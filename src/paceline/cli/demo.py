@@ -16,13 +16,14 @@ from rich.text import Text
 
 from paceline.api import Model
 from paceline.cli import exits
-from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.display import error_console, output_console
 from paceline.cli.inflate import large_target
+from paceline.cli.outputs import Outputs, json_option
 from paceline.cli.race_view import lane_lines, legend, play_race, verdict_line
 from paceline.cli.setup import FoundModels, Setup, open_model
 from paceline.engines.loading import reader_of
 from paceline.engines.options import ModelOptions
-from paceline.engines.threads import busy_seconds, count_cores
+from paceline.engines.threads import busy_seconds, count_cores, usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.comparison import Stop, Stopped, answer
 from paceline.lab.inflate import find_file_type
@@ -139,9 +140,7 @@ def demo(
         str,
         typer.Option("--type", help="Of the target's weights; paceline inflate --help lists all.", metavar="TYPE"),
     ] = FILE_TYPE,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead: every token with its time.")
-    ] = False,
+    json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
     """Show what speculative decoding does: one prompt answered plainly and speculatively, side by side.
 
@@ -152,6 +151,8 @@ def demo(
     by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own. On a slow
     machine there is one race of each text, and answers are shorter, which is said.
     """
+    outputs = Outputs(json_to)
+    outputs.check()
     target = ModelOptions(large_target(find_file_type(file_type)))
     draft = ModelOptions(embedded_draft())
     # Nothing that an earlier demo has learned: each shows what a first answer is like.
@@ -172,7 +173,7 @@ def demo(
         if (words := describe_busy(others.cores())) is not None:
             steps.print(words, style="yellow", markup=False)
         console = output_console(soft_wrap=not sys.stdout.isatty())
-        show = _Show(console, silent=as_json)
+        show = _Show(console, silent=outputs.prints_json)
         try:
             with show_step(steps, "warming up"):
                 per_second = _plain_speed(model, interrupted.is_set)
@@ -195,14 +196,17 @@ def demo(
         except Stopped:
             steps.print("interrupted", style="dim")
             raise typer.Exit(exits.INTERRUPTED) from None
-        if as_json:
-            facts = {"target": model.target.description, "machine": machine()}
-            told = [
+        facts = {
+            "target": model.target.description,
+            "machine": machine(usable_cores()),
+            "races": [
                 {"title": scene.title, **race.to_json(), "speedups": [each.speedup for each in tries]}
                 for scene, race, tries in races
-            ]
-            print_json({**facts, "races": told})
-    show.end()
+            ],
+        }
+    outputs.write(facts, show.end)
+    if any(race.divergence == "bug" for _, race, _ in races):
+        raise typer.Exit(exits.FAILURE)
 
 
 def _plain_speed(model: Model, stopped: Stop) -> float:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.atomic_output import atomic_file
 from paceline.cli import exits
-from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_model, make_draft
 from paceline.cli.flags import in_flags
 from paceline.cli.interrupts import hold_interrupts
-from paceline.cli.options import ENVIRONMENT_NOTE, check_outputs, refuse_given, with_options
+from paceline.cli.options import ENVIRONMENT_NOTE, refuse_given, with_options
+from paceline.cli.outputs import HtmlFile, JsonTo, Outputs, report_console
+from paceline.cli.progress import ProgressBar
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engines.libraries import offload_devices
 from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.candidate_report import CandidateReport, build_report, ranking_key, verdict
@@ -44,7 +44,7 @@ from paceline.machine import machine
 from paceline.models.description import ModelDescription, describe
 from paceline.models.registry import complete_model
 from paceline.sizes import format_bytes, format_count
-from paceline.terminal_text import json_text, printable, printable_line
+from paceline.terminal_text import printable, printable_line
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -58,13 +58,13 @@ paceline doctor target.gguf draft.gguf self --text prompts.jsonl --temp 0
 
 paceline doctor target.gguf draft.gguf --export llama-server
 
-paceline doctor target-1b-q8_0 draft --json doctor.json --html doctor.html
+paceline doctor target-1b-q8_0 draft --json=doctor.json --html doctor.html
 
 {ENVIRONMENT_NOTE}
 """
 """What ``paceline doctor --help`` ends with."""
 
-_WHAT, _OUTPUT = "What is looked at", "Output"
+_what = functools.partial(typer.Option, rich_help_panel="What is looked at")
 _DEFAULT_BUDGET_S = 60.0
 """Seconds for a candidate."""
 _MIN_BUDGET_S = 5.0
@@ -107,25 +107,18 @@ def doctor(
     models: ModelChoice,
     text: Annotated[
         Path | None,
-        typer.Option(
+        _what(
             "--text",
             help="Text of the kind that you generate, cut into prompts; or prompts, one a line (.jsonl with prompt or "
             "text). [dim]\\[code, prose, JSON and logs of paceline's own][/dim]",
             metavar="FILE",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
-    temp: Annotated[
-        float, typer.Option("--temp", "--temperature", help="0 decodes greedily.", rich_help_panel=_WHAT)
-    ] = SamplingParams().temperature,
-    seed: Annotated[int, typer.Option("--seed", "-s", help="Of the target's answers.", rich_help_panel=_WHAT)] = 1,
+    temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = SamplingParams().temperature,
+    seed: Annotated[int, _what("--seed", "-s", help="Of the target's answers.")] = 1,
     budget_s: Annotated[
         float,
-        typer.Option(
-            "--budget-s",
-            help=f"Seconds for a candidate, {_MIN_BUDGET_S:g} at least; more looks at more text.",
-            rich_help_panel=_WHAT,
-        ),
+        _what("--budget-s", help=f"Seconds for a candidate, {_MIN_BUDGET_S:g} at least; more looks at more text."),
     ] = _DEFAULT_BUDGET_S,
     export_to: Annotated[
         str | None,
@@ -135,22 +128,11 @@ def doctor(
             f"{ALL_PROGRAMS}.",
             metavar="PROGRAM",
             autocompletion=_complete_programs,
-            rich_help_panel=_OUTPUT,
+            rich_help_panel="Output",
         ),
     ] = None,
-    json_to: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            help="Write all figures as JSON; - prints it instead of the report.",
-            metavar="FILE",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write a report to look at, as one page.", metavar="FILE", rich_help_panel=_OUTPUT),
-    ] = None,
+    json_to: JsonTo = None,
+    html: HtmlFile = None,
 ) -> None:
     """Say which draft models fit a target, how often both agree, and whether drafting pays, before it is tried.
 
@@ -172,8 +154,8 @@ def doctor(
     # All answers have theirs of the same one, though it be drawn.
     seed = SamplingParams(temperature=temp, seed=seed).seed
     programs = () if export_to is None else check_program(export_to)
-    json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    check_outputs({"--json": json_file, "--html": html})
+    outputs = Outputs(json_to, html)
+    outputs.check()
     samples = heldout_samples() if text is None else file_samples(text)
     target_options = models.target_options(locate_model(target))
     what = describe(Path(target_options.path))
@@ -187,7 +169,14 @@ def doctor(
     has_devices = bool(offload_devices(target_options))
     examined: list[CandidateReport] = []
     is_whole = True
-    with hold_interrupts() as interrupted, _Progress(len(found)) as progress:
+    with hold_interrupts() as interrupted, ProgressBar("", total=float(len(found))) as progress:
+        number, name = 0, ""
+
+        def tell(doing: str, share: float) -> None:
+            line = f"{name}: {doing}"
+            progress.tell(line, number + share, None)
+            progress.tell_line(line, new=line)
+
         examiner = Examiner(
             target_options,
             samples,
@@ -197,10 +186,10 @@ def doctor(
             keep_answers=text is None,
             seed=seed,
             stopped=interrupted.is_set,
-            tell=progress.tell,
+            tell=tell,
         )
-        for candidate in found:
-            progress.begin(candidate.name)
+        for number, candidate in enumerate(found):
+            name = printable_line(candidate.name) + (f" ({number + 1} of {len(found)})" if len(found) > 1 else "")
             try:
                 with progress.aside():  # two bars at once would write over each other
                     draft_options = _draft_options(candidate, models, target_options)
@@ -218,27 +207,21 @@ def doctor(
                 )
             )
     ranked = sorted(examined, key=ranking_key)
-    facts = {
+    facts: dict[str, Any] = {
         "target": model_json(what),
         "temperature": temp,
         "seed": seed,
         "text": None if text is None else str(text),
-        "machine": machine(),
+        "machine": machine(target_options.threads or usable_cores()),
         "candidates": [diagnosis_json(each.diagnosis, each.advice, each.exports) for each in ranked],
         "skipped": [dataclasses.asdict(each) for each in skipped],
         "ended_by": "done" if is_whole else "interrupt",
     }
-    if json_file is not None:
-        with atomic_file(json_file) as partial:
-            partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
-    if html is not None:
-        page = render(what, ranked, skipped, temperature=temp, machine=machine())
-        with atomic_file(html) as partial:
-            partial.write_text(printable(page), encoding="utf-8")
-    if json_to == "-":
-        print_json(facts)
-    else:
-        _print_report(what, ranked, temp)
+    outputs.write(
+        facts,
+        lambda: _print_report(what, ranked, temp, facts["machine"]["threads"]),
+        lambda: render(what, ranked, skipped, temperature=temp, machine=facts["machine"]),
+    )
     if not is_whole:
         error_console().print(
             f"interrupted after {len(examined)} of {len(found)} candidates: what was measured and written is kept, and "
@@ -278,12 +261,11 @@ def _tell_skipped(skipped: Sequence[Skipped]) -> None:
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def _print_report(target: ModelDescription, ranked: Sequence[CandidateReport], temperature: float) -> None:
-    console = output_console(soft_wrap=False)
-    # Not rich's word for it, which FORCE_COLOR changes.
-    if not sys.stdout.isatty():
-        console.width = _PIPE_WIDTH
-    console.print(f"target: {target.path}, {_model_line(target)}", style="bold", markup=False)
+def _print_report(
+    target: ModelDescription, ranked: Sequence[CandidateReport], temperature: float, threads: str
+) -> None:
+    console = report_console(_PIPE_WIDTH)
+    console.print(f"target: {target.path}, {_model_line(target)}, {threads} threads", style="bold", markup=False)
     if len(ranked) > 1:
         console.print()
         console.print(_ranking(ranked))
@@ -311,7 +293,7 @@ def _ranking(ranked: Sequence[CandidateReport]) -> Table:
         cells = ["-", "-", "-"]
         if prediction is not None:
             cells = [
-                f"{prediction.auto.per_second.value:.1f}",
+                f"{prediction.auto.tokens_per_s.value:.1f}",
                 f"{prediction.auto.gain.value:.2f}",
                 verdict(prediction),
             ]
@@ -353,7 +335,7 @@ def _speed_lines(prediction: Prediction) -> Iterator[str]:
     auto, static = prediction.auto, prediction.static
     yield (
         f"{verdict(prediction)}: {_format_speed(auto)} with auto, {_format_gain(auto)} of plain's "
-        f"{prediction.plain.per_second.value:.1f}; without a draft model {_format_speed(prediction.without_model)}"
+        f"{prediction.plain.tokens_per_s.value:.1f}; without a draft model {_format_speed(prediction.without_model)}"
     )
     threshold = f", p-min {static.p_min:g}" if static.p_min else ""
     yield f"best fixed length: draft-max {static.draft_max}{threshold}, {_format_gain(static)} of plain"
@@ -361,7 +343,7 @@ def _speed_lines(prediction: Prediction) -> Iterator[str]:
 
 
 def _format_speed(speed: Speed) -> str:
-    return f"{speed.per_second.value:.1f} t/s{_format_interval(speed.per_second, 1)}"
+    return f"{speed.tokens_per_s.value:.1f} t/s{_format_interval(speed.tokens_per_s, 1)}"
 
 
 def _format_gain(speed: Speed) -> str:
@@ -431,52 +413,3 @@ def _model_line(what: ModelDescription) -> str:
     return ", ".join(
         part for part in (format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type) if part is not None
     )
-
-
-# --- progress ---------------------------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """A bar on a terminal; elsewhere a line for every new thing that is done."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._number = 0
-        self._name = ""
-        self._console = error_console()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("", total=float(count))
-        self._last = ""
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Take the bar away for as long as the block runs, which shows one of its own."""
-        if self._bar.disable:  # what is not shown would still end a line
-            yield
-            return
-        self._bar.stop()
-        try:
-            yield
-        finally:
-            self._bar.start()
-
-    def begin(self, name: str) -> None:
-        self._number += 1
-        self._name = printable_line(name)
-        self._last = ""
-
-    def tell(self, doing: str, share: float) -> None:
-        of_all = f" ({self._number} of {self._count})" if self._count > 1 else ""
-        line = f"{self._name}{of_all}: {doing}"
-        self._bar.update(self._task, description=line, completed=self._number - 1 + share)
-        if line != self._last and not self._console.is_terminal:
-            self._console.print(line, markup=False)
-        self._last = line

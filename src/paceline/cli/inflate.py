@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.atomic_output import check_parent
-from paceline.cli.display import error_console, print_json, print_path
+from paceline.cli.display import error_console, print_path
+from paceline.cli.outputs import JsonTo, Outputs
 from paceline.cli.progress import stage_progress
 from paceline.core.errors import InputError, ModelFileError
 from paceline.engines.loading import open_vocabulary
@@ -122,9 +123,7 @@ def inflate_command(
     force: Annotated[
         bool, typer.Option("--force", help="Write again what is there already.", rich_help_panel=_OUTPUT)
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)
-    ] = False,
+    json_to: JsonTo = None,
 ) -> None:
     """Write a model that behaves as a small one and costs what a large one costs (for benchmarks).
 
@@ -133,6 +132,8 @@ def inflate_command(
     source's if there is no preset. The path goes to standard output.
     """
     started = time.perf_counter()
+    outputs = Outputs(json_to)
+    outputs.check()
     name, preset = _parse(words or [])
     dimensions = {"layers": layers, "width": width, "feed_forward": feed_forward, "heads": heads, "kv_heads": kv_heads}
     dimensions["head_size"] = head_size
@@ -172,7 +173,7 @@ def inflate_command(
             with stage_progress() as report:
                 inflate(gguf_source, destination, shape, file_type=file_type, report=report)
     made = _InflateResult(destination, file_type, shape, source_shape, made_head)
-    made.tell(as_json, seconds=None if was_there else time.perf_counter() - started)
+    made.tell(outputs, took_s=None if was_there else time.perf_counter() - started)
 
 
 def large_target(file_type: str) -> Path:
@@ -211,28 +212,28 @@ class _InflateResult:
     source_shape: LlamaShape
     head: Path | None
 
-    def tell(self, as_json: bool, seconds: float | None) -> None:
-        """Print it; ``seconds`` is ``None`` if it was there already."""
+    def tell(self, outputs: Outputs, took_s: float | None) -> None:
+        """Print it; ``took_s`` is ``None`` if it was there already."""
         files = [self.path] if self.path.is_file() else [path for path in self.path.iterdir() if path.is_file()]
         num_bytes = sum(path.stat().st_size for path in files)
-        if as_json:
-            facts = {
-                "path": str(self.path),
-                "head": None if self.head is None else str(self.head),
-                "type": self.file_type,
-                "parameters": self.shape.num_parameters,
-                "bytes": num_bytes,
-                "seconds": seconds,
-                "already_there": seconds is None,
-                "shape": asdict(self.shape),
-                "source_shape": asdict(self.source_shape),
-            }
-            print_json(facts)
-            return
+        facts = {
+            "path": str(self.path),
+            "head": None if self.head is None else str(self.head),
+            "file_type": self.file_type,
+            "num_parameters": self.shape.num_parameters,
+            "num_bytes": num_bytes,
+            "took_s": took_s,
+            "already_there": took_s is None,
+            "shape": asdict(self.shape),
+            "source_shape": asdict(self.source_shape),
+        }
+        outputs.write(facts, lambda: self._report(num_bytes, took_s))
+
+    def _report(self, num_bytes: int, took_s: float | None) -> None:
         print_path(self.path)
         if self.head is not None:
             print_path(self.head)
-        when = "already there" if seconds is None else f"made in {seconds:.1f} s"
+        when = "already there" if took_s is None else f"made in {took_s:.1f} s"
         shape = self.shape
         size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {self.file_type}"
         console = error_console()

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,8 @@ import typer
 from rich.console import Console
 
 from paceline.cli.commands import Command, Group
-from paceline.cli.display import error_console, output_console, print_json, print_path
+from paceline.cli.display import error_console, output_console, print_path
+from paceline.cli.outputs import Outputs, json_option
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
@@ -47,7 +49,6 @@ paceline models remove big-0d5a5e3a5c5f-Q4_0  [dim]# made by -md self, and made 
 """
 """What ``paceline models --help`` ends with."""
 
-_JSON_HELP = "Print one JSON object instead."
 _SOURCE_DIGEST = "inflate.source_sha256"
 
 
@@ -61,37 +62,38 @@ app = typer.Typer(cls=Group, invoke_without_command=True, epilog=EPILOG)
 
 
 @app.callback()
-def list_models(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False
-) -> None:
+def list_models(context: typer.Context, json_to: Annotated[str | None, json_option()] = None) -> None:
     """List the models that have names, or show, remove and locate them."""
     if context.invoked_subcommand is not None:
-        if as_json:
+        if json_to is not None:
             command = context.invoked_subcommand
             raise InputError(f"--json before {command} has no effect: put it after {command}, if that takes it")
         return
+    outputs = Outputs(json_to)
+    outputs.check()
     models = [(model, _try_describe(model.path)) for model in named_models()]
-    folder = models_folder()
-    if as_json:
-        listed = [
-            {
-                "name": model.name,
-                "embedded": model.embedded,
-                "of_hub": model.of_hub,
-                "own_draft": model.own_draft,
-                "path": str(model.path),
-                **_model_json(what),
-            }
-            for model, what in models
-        ]
-        folders = {"folder": folder, "drafts_folder": drafts_folder(), "hub_folder": hub_folder()}
-        print_json({**{name: str(path) for name, path in folders.items()}, "models": listed})
-        return
+    listed = [
+        {
+            "name": model.name,
+            "embedded": model.embedded,
+            "of_hub": model.of_hub,
+            "own_draft": model.own_draft,
+            "path": str(model.path),
+            **_model_json(what),
+        }
+        for model, what in models
+    ]
+    folders = {"folder": models_folder(), "drafts_folder": drafts_folder(), "hub_folder": hub_folder()}
+    facts = {**{name: str(path) for name, path in folders.items()}, "models": listed}
+    outputs.write(facts, lambda: _print_list(models))
+
+
+def _print_list(models: Sequence[tuple[NamedModel, ModelDescription | ModelFileError]]) -> None:
     console = output_console()
     console.print(f"embedded in paceline, {embedded_target().parent}", style="bold", markup=False)
     _print_models(console, {model.name: what for model, what in models if model.embedded})
     cached = {model.name: what for model, what in models if not (model.embedded or model.of_hub or model.own_draft)}
-    console.print(f"\ncached on this machine, {folder}", style="bold", markup=False)
+    console.print(f"\ncached on this machine, {models_folder()}", style="bold", markup=False)
     if cached:
         _print_models(console, cached)
     else:
@@ -117,15 +119,20 @@ def show(
             autocompletion=complete_model,
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False,
+    json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
     """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
+    outputs = Outputs(json_to)
+    outputs.check()
     what = describe(resolve_model(model), may_be_head=True)
     path = _find_card(what)
     card = None if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
-    if as_json:
-        print_json({**_model_json(what), "card_text": card, "metadata": what.metadata})
-        return
+    outputs.write(
+        {**_model_json(what), "card_text": card, "metadata": what.metadata}, lambda: _print_card(what, path, card)
+    )
+
+
+def _print_card(what: ModelDescription, path: Path | None, card: str | None) -> None:
     console = output_console()
     for line in (*_description_lines(what), str(what.path)):
         console.print(line, markup=False)

@@ -17,13 +17,11 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from paceline.atomic_output import check_parent
 from paceline.chat.params import ChatParams
 from paceline.cli.prompt import read_typed_text
 from paceline.conversion.own_draft import complete_draft
@@ -350,19 +348,3 @@ def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
         reason = reasons.get(parameter.name or "")
         if reason is not None and is_given(context, parameter.name or ""):
             raise InputError(f"{parameter.opts[0]} {reason}")
-
-
-def check_outputs(paths: Mapping[str, Path | None]) -> None:
-    """Refuse files that cannot be written, or are the same, before what they are for has taken long."""
-    options: dict[Path, str] = {}
-    for option, path in paths.items():
-        if path is None:
-            continue
-        if path.is_dir() or not path.name:
-            raise InputError(f"{option} {path} is a folder: give the path of a file")
-        check_parent(path)
-        if not os.access(path.parent, os.W_OK):
-            raise InputError(f"{option} {path} cannot be written: there is no permission to write into {path.parent}")
-        other = options.setdefault(path.resolve(), option)
-        if other != option:
-            raise InputError(f"{other} and {option} are the same file, {path}: give two")

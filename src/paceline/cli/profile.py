@@ -1,24 +1,18 @@
-"""``paceline profile``: what rounds cost on this machine, as a table, a plot, PNG and JSON."""
+"""``paceline profile``: what rounds cost on this machine, as a table with bars, a page, and JSON."""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from paceline.atomic_output import atomic_file
-from paceline.cli.display import error_console, output_console, print_json
+from paceline.cli.display import error_console, output_console
 from paceline.cli.downloads import locate_pair
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
@@ -26,21 +20,24 @@ from paceline.cli.options import (
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     ModelFlags,
-    check_outputs,
     refuse_given,
     with_options,
 )
+from paceline.cli.outputs import HtmlFile, JsonTo, Outputs
+from paceline.cli.setup import show_measuring
 from paceline.core.errors import InputError
-from paceline.core.extras import missing
 from paceline.engines.base import Engine, paced_draft
+from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
+from paceline.lab.profile_page import render
+from paceline.machine import machine
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile, PassCost
-from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
+from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.costs.profiling import default_widths, usable_widths
-from paceline.terminal_text import can_encode, json_text
+from paceline.terminal_text import can_encode
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -50,15 +47,15 @@ paceline profile -m big.gguf -md small.gguf -t 4
 
 paceline profile -m target-1b-q4_0 --widths 1-16 --budget-s 60 --force
 
-paceline profile -m big.gguf --png staircase.png --json profile.json
+paceline profile -m big.gguf --html staircase.html --json=profile.json
 
-paceline profile --json - | jq .profile.target.widths
+paceline profile --json | jq .profile.target.widths
 
 {ENVIRONMENT_NOTE}
 """
 """What ``paceline profile --help`` ends with."""
 
-_MEASURING, _OUTPUT = "Measuring", "Output"
+_measuring = functools.partial(typer.Option, rich_help_panel="Measuring")
 _DEFAULT_BUDGET_S = ProfilingBudget().max_s
 
 _MAX_ROWS = 1024
@@ -75,31 +72,16 @@ def profile_command(
     models: Annotated[ModelChoice, ModelFlags(also=("max_sequences",), draft_help="Draft model.")],
     widths: Annotated[
         str | None,
-        typer.Option(
+        _measuring(
             "--widths",
             help="Rows to measure before others, the most important first, such as 1-8,12,16.",
             metavar="N[-M],...",
-            rich_help_panel=_MEASURING,
         ),
     ] = None,
-    budget_s: Annotated[
-        float, typer.Option("--budget-s", help="Most seconds to measure.", rich_help_panel=_MEASURING)
-    ] = _DEFAULT_BUDGET_S,
-    force: Annotated[
-        bool, typer.Option("--force", help="Measure again what is kept already.", rich_help_panel=_MEASURING)
-    ] = False,
-    json_to: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            help="Write the profile as JSON; - prints it instead of the table.",
-            metavar="FILE",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", help="Write the plot as an image.", metavar="FILE", rich_help_panel=_OUTPUT)
-    ] = None,
+    budget_s: Annotated[float, _measuring("--budget-s", help="Most seconds to measure.")] = _DEFAULT_BUDGET_S,
+    force: Annotated[bool, _measuring("--force", help="Measure again what is kept already.")] = False,
+    json_to: JsonTo = None,
+    html: HtmlFile = None,
 ) -> None:
     """Print what passes of the target cost on this machine, by how many tokens are read in one.
 
@@ -111,9 +93,8 @@ def profile_command(
     if not 0 < budget_s < math.inf:
         raise InputError(f"--budget-s {budget_s:g}: give a finite number of seconds, more than 0")
     budget = ProfilingBudget(budget_s, max_passes=None)
-    figure_of = None if png is None else _matplotlib_figure()
-    json_file = None if json_to is None or json_to == "-" else Path(json_to)
-    check_outputs({"--json": json_file, "--png": png})
+    outputs = Outputs(json_to, html)
+    outputs.check()
     named_draft = models.named_draft
     if models.target is None and named_draft is None:
         named_draft = embedded_draft()
@@ -123,7 +104,7 @@ def profile_command(
     with (
         # Loading calls back from native code, where an interrupt would be lost; passes are not torn either.
         hold_interrupts() as interrupted,
-        _show_progress(interrupted) as report,
+        show_measuring(interrupted) as report,
         managed_pair(target_options, draft_options, force=force, report=report) as pair,
     ):
         report(0.0)
@@ -146,7 +127,27 @@ def profile_command(
             f"not measured for lack of time: {', '.join(map(str, sorted(missing)))} rows; raise --budget-s",
             markup=False,
         )
-    _write(kept, names, as_text=json_to != "-", json_file=json_file, png=png, figure_of=figure_of)
+    versions = machine(target_options.threads or usable_cores())
+    facts = {
+        "target": names.target,
+        "draft": names.draft,
+        "machine": versions,
+        "measured_now": kept.measured,
+        "kept_at": None if kept.path is None else str(kept.path),
+        "profile": kept.profile.to_json(),
+    }
+    outputs.write(
+        facts,
+        lambda: _print_report(kept.profile, names),
+        lambda: render(kept.profile, target=names.target, draft=names.draft, machine=versions),
+    )
+    console = error_console()
+    if not kept.measured:
+        console.print(f"measured before, and kept at {kept.path}: measure again with --force", markup=False)
+    elif kept.path is None:
+        console.print("the profile could not be kept: the cache cannot be written (see PACELINE_CACHE)", markup=False)
+    else:
+        console.print(f"kept at {kept.path}", markup=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,42 +156,6 @@ class _ModelNames:
 
     target: str
     draft: str | None
-
-
-def _write(
-    kept: KeptProfile,
-    names: _ModelNames,
-    *,
-    as_text: bool,
-    json_file: Path | None,
-    png: Path | None,
-    figure_of: Callable[..., Any] | None,
-) -> None:
-    """Write the files, and print the report or the JSON: a reader that leaves early takes nothing but its own."""
-    facts = {
-        "target": names.target,
-        "draft": names.draft,
-        "measured_now": kept.measured,
-        "kept_at": None if kept.path is None else str(kept.path),
-        "profile": kept.profile.to_json(),
-    }
-    if json_file is not None:
-        with atomic_file(json_file) as partial:
-            partial.write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
-    if png is not None and figure_of is not None:
-        with atomic_file(png) as partial:
-            _draw_figure(figure_of, kept.profile, names).savefig(partial, format="png", dpi=150)
-    if as_text:
-        _print_report(kept.profile, names)
-    else:
-        print_json(facts)
-    console = error_console()
-    if not kept.measured:
-        console.print(f"measured before, and kept at {kept.path}: measure again with --force", markup=False)
-    elif kept.path is None:
-        console.print("the profile could not be kept: the cache cannot be written (see PACELINE_CACHE)", markup=False)
-    else:
-        console.print(f"kept at {kept.path}", markup=False)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -276,49 +241,6 @@ def _ms(seconds: float) -> str:
     return f"{ms:.{digits}f}"
 
 
-# --- the image --------------------------------------------------------------------------------------------------------
-
-
-def _matplotlib_figure() -> Callable[..., Any]:
-    """Return matplotlib's ``Figure``, which needs no display."""
-    try:
-        figure: Callable[..., Any] = importlib.import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise missing("--png", "matplotlib", "plots", otherwise="leave it out") from None
-    return figure
-
-
-def _draw_figure(figure_of: Callable[..., Any], profile: CostProfile, names: _ModelNames) -> Any:
-    panels = [(names.target, "rows in a round", profile.target)]
-    if profile.draft is not None:
-        panels.append((names.draft or "", "tokens fed to the draft", profile.draft))
-    figure = figure_of(figsize=(6.4 * len(panels), 4.4), layout="constrained")
-    for axes, (title, label, cost) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_staircase(axes, cost, title=title, label=label)
-    return figure
-
-
-def _draw_staircase(axes: Any, cost: PassCost, *, title: str, label: str) -> None:
-    """Draw medians with their quartiles, and the line above which wide passes cannot pay."""
-    rows = [step.rows for step in cost.widths]
-    medians_ms = [step.median_s * 1e3 for step in cost.widths]
-    spread_ms = [
-        [(step.median_s - step.low_s) * 1e3 for step in cost.widths],
-        [(step.high_s - step.median_s) * 1e3 for step in cost.widths],
-    ]
-    axes.errorbar(rows, medians_ms, yerr=spread_ms, fmt="o-", capsize=3, label="median and quartiles")
-    top_ms = 1.1 * max(step.high_s * 1e3 for step in cost.widths)
-    # As many passes of one row as there are rows.
-    axes.plot(rows, [count * medians_ms[0] for count in rows], ":", color="grey", label="one row at a time")
-    axes.set_xlim(0, rows[-1] + 1)
-    axes.set_ylim(0, top_ms)
-    axes.set_xlabel(label)
-    axes.set_ylabel("ms")
-    axes.set_title(title, fontsize="small", wrap=True)
-    axes.grid(alpha=0.3)
-    axes.legend()
-
-
 # --- input ------------------------------------------------------------------------------------------------------------
 
 
@@ -349,19 +271,3 @@ def _check_widths(target: Engine, wanted: list[int]) -> None:
                 f"a round of {rows} rows (--widths) cannot be measured: this target takes {capabilities.max_outputs} "
                 f"rows in a round, and half its context of {capabilities.context_length} tokens at most"
             )
-
-
-@contextmanager
-def _show_progress(interrupted: threading.Event) -> Iterator[Callable[[float], None]]:
-    """Show a bar on standard error if that is a terminal; yield what moves it, and ends everything if interrupted."""
-
-    def report(done: float) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        progress.update(task, completed=done)
-
-    console = error_console()
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=1.0)
-        yield report

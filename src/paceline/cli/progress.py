@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from paceline.cli.display import error_console
@@ -17,19 +17,50 @@ from paceline.engines.slow_passes import SlowPasses, slow_passes
 _T = TypeVar("_T")
 
 
+class ProgressBar:
+    """A bar on a terminal; elsewhere a line for every new thing that is done."""
+
+    def __init__(self, doing: str, *columns: ProgressColumn, total: float | None = None, **fields: Any) -> None:
+        self._console = error_console()
+        shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"), *columns)
+        self._bar = Progress(*shown, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task(doing, total=total, **fields)
+        self._last: object = None
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def tell(self, doing: str, done: float, total: float | None, **fields: Any) -> None:
+        self._bar.update(self._task, description=doing, completed=done, total=total, **fields)
+
+    def tell_line(self, line: str, *, new: object) -> None:
+        """Print a line where no bar is shown, unless the last one was for the same."""
+        if new != self._last and not self._console.is_terminal:
+            self._console.print(line, markup=False)
+        self._last = new
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the bar away for as long as the block runs, which shows one of its own."""
+        if self._bar.disable:  # what is not shown would still end a line
+            yield
+            return
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
+
+
 @contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield what is told of the stage and how much of how much is done; it shows that on a terminal, else nothing."""
-    console = error_console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
-        yield lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total)
+    with ProgressBar("reading", TimeRemainingColumn()) as progress:
+        yield progress.tell
 
 
 def show_prompt_progress(rounds: Iterator[_T], target: Engine, *, silent: bool = False) -> Iterator[_T]:

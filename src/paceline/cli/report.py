@@ -182,11 +182,11 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
     return {
         "verdict": comparison.verdict,
         "speedup": comparison.speedup,
-        "draft_n": comparison.num_drafted,
+        "num_drafted": comparison.num_drafted,
         "trials": [
             {
-                "plain_per_second": [trial.plain_before, trial.plain_after],
-                "speculative_per_second": trial.speculative,
+                "plain_tokens_per_s": [trial.plain_before, trial.plain_after],
+                "speculative_tokens_per_s": trial.speculative,
                 "speedup": trial.speedup,
                 "plain_against_plain": trial.noise,
             }

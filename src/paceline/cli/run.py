@@ -34,8 +34,9 @@ from paceline.cli.constraint_options import (
     Strict,
     read_source,
 )
-from paceline.cli.display import AnswerWriter, error_console, print_json
+from paceline.cli.display import AnswerWriter, error_console
 from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
+from paceline.cli.outputs import Outputs, json_option
 from paceline.cli.progress import show_prompt_progress
 from paceline.cli.prompt import read_prompt, read_text_file, read_typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
@@ -53,8 +54,10 @@ from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, 
 from paceline.drafters.lookup import PREDICTION
 from paceline.engines.loading import check_prompt, reader_of
 from paceline.engines.options import ModelOptions
+from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.comparison import Comparison, OpenReader, Stopped, Trial, answer, run_trials, summarise
+from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
@@ -92,7 +95,7 @@ paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
     together=(
         ("order", "model_defaults", "seed"),
         ("drafters", "policy", "draft_max", "draft_min", "p_min", "siblings", "verify", "speculate"),
-        ("as_json", "verbose"),
+        ("json_to", "verbose"),
     ),
     helps={
         "max_tokens": "Most tokens to generate; -1 fills the context. [dim]\\[256; -1 with --chat, a grammar or a "
@@ -172,9 +175,7 @@ def run(
     repeats: Annotated[
         int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=SPECULATION_PANEL)
     ] = 5,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)
-    ] = False,
+    json_to: Annotated[str | None, json_option(rich_help_panel=_OUTPUT)] = None,
 ) -> None:
     """Generate text from a prompt, speculatively: the same text as without, sooner.
 
@@ -183,6 +184,8 @@ def run(
     """
     if context.args:
         raise InputError(f"{' '.join(context.args)!r} belongs to no option: give the prompt with -p, in quotes")
+    outputs = Outputs(json_to)
+    outputs.check()
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: the least is 1")
     without_effect = {} if compare else {"repeats": "has no effect without --compare"}
@@ -207,7 +210,7 @@ def run(
     if as_chat:
         check_names_chat_model(models, conversation.replaced_by)
         check_can_chat(Path(found.target.path), conversation.replaced_by)
-    elif as_chat is None and not as_json:
+    elif as_chat is None and not outputs.prints_json:
         _hint_at_template(found.target)
     with open_model(setup, found) as (loaded, interrupted):
         options = request_options(context, loaded, given, params, rules, speculation)
@@ -222,11 +225,11 @@ def run(
                 asked, options = written.token_ids, {**written.options, **options}
             options_in_use = loaded.target_options or found.target
             open_reader = reader_of(options_in_use, is_streamed=loaded.memory_plan is not None)
-            _compare(models, loaded, asked, options, repeats, as_json, interrupted, open_reader)
+            _compare(models, loaded, asked, options, repeats, outputs, interrupted, open_reader)
         elif as_chat:
-            _reply(models, loaded, messages, conversation, options, as_json, interrupted)
+            _reply(models, loaded, messages, conversation, options, outputs, interrupted)
         else:
-            _generate(models, loaded, text, options, as_json, interrupted)
+            _generate(models, loaded, text, options, outputs, interrupted)
 
 
 def _generate(
@@ -234,13 +237,13 @@ def _generate(
     model: Model,
     prompt: str,
     options: GenerateOptions,
-    as_json: bool,
+    outputs: Outputs,
     interrupted: threading.Event,
 ) -> None:
     stream = model.stream(prompt, **options)
-    rounds = show_prompt_progress(stream.rounds(), model.target, silent=as_json)
+    rounds = show_prompt_progress(stream.rounds(), model.target, silent=outputs.prints_json)
     announce_builtin_model(models)
-    writer = AnswerWriter(prompt, _sources(model, options), silent=as_json)
+    writer = AnswerWriter(prompt, _sources(model, options), silent=outputs.prints_json)
     for segments in rounds:
         writer.write(segments)
         if interrupted.is_set():
@@ -248,7 +251,7 @@ def _generate(
     writer.write(stream.close())
     writer.finish()
     generation = stream.so_far()
-    _report(model, generation, generation_json(model, generation), as_json, interrupted)
+    _report(model, generation, generation_json(model, generation), outputs, interrupted)
 
 
 def _sources(model: Model, options: GenerateOptions) -> list[str]:
@@ -262,13 +265,13 @@ def _reply(
     messages: Sequence[Message],
     conversation: ChatParams,
     options: GenerateOptions,
-    as_json: bool,
+    outputs: Outputs,
     interrupted: threading.Event,
 ) -> None:
     stream = model.chat_stream(messages, chat=conversation, **options)
-    rounds = show_prompt_progress(stream.rounds(), model.target, silent=as_json)
+    rounds = show_prompt_progress(stream.rounds(), model.target, silent=outputs.prints_json)
     announce_builtin_model(models)
-    writer = AnswerWriter("", _sources(model, options), silent=as_json)
+    writer = AnswerWriter("", _sources(model, options), silent=outputs.prints_json)
     for parts in rounds:
         writer.write_parts(parts)
         if interrupted.is_set():
@@ -277,18 +280,20 @@ def _reply(
     writer.finish()
     reply = stream.so_far()
     facts = {**generation_json(model, reply.generation), "message": reply.message}
-    _report(model, reply.generation, facts, as_json, interrupted)
+    _report(model, reply.generation, facts, outputs, interrupted)
 
 
 def _report(
-    model: Model, generation: Generation, facts: dict[str, Any], as_json: bool, interrupted: threading.Event
+    model: Model, generation: Generation, facts: dict[str, Any], outputs: Outputs, interrupted: threading.Event
 ) -> None:
-    if as_json:
-        print_json(facts)
-    else:
-        generation_report(error_console(), model, generation)
+    outputs.write({**facts, "machine": _machine(model)}, lambda: generation_report(error_console(), model, generation))
     if interrupted.is_set():
         raise typer.Exit(exits.INTERRUPTED)
+
+
+def _machine(model: Model) -> dict[str, str]:
+    options = model.target_options
+    return machine((None if options is None else options.threads) or usable_cores())
 
 
 def _hint_at_template(target: ModelOptions) -> None:
@@ -309,7 +314,7 @@ def _compare(
     prompt: str | Sequence[int],
     options: GenerateOptions,
     repeats: int,
-    as_json: bool,
+    outputs: Outputs,
     interrupted: threading.Event,
     open_reader: OpenReader,
 ) -> None:
@@ -340,10 +345,8 @@ def _compare(
             model, prompt, options, runs, open_reader=open_reader, stopped=interrupted.is_set
         )
     announce_builtin_model(models)
-    if as_json:
-        print_json(comparison_json(model, comparison))
-    else:
-        comparison_report(console, model, comparison)
+    facts = {**comparison_json(model, comparison), "machine": _machine(model)}
+    outputs.write(facts, lambda: comparison_report(console, model, comparison))
     if interrupted.is_set():
         raise typer.Exit(exits.INTERRUPTED)
     if comparison.divergence is not None and comparison.divergence.verdict == "bug":

@@ -221,7 +221,7 @@ def open_model(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, thread
     The first interrupt ends measuring at its next step. Within the block it only sets the event.
     """
     with hold_interrupts() as interrupted, contextlib.ExitStack() as stack:
-        with _show_measuring(interrupted) as report:
+        with show_measuring(interrupted) as report:
             model = stack.enter_context(
                 load(
                     found.target,
@@ -276,8 +276,8 @@ def _choose_policy(context: typer.Context, name: str | None, plain: bool, fixed:
 
 
 @contextlib.contextmanager
-def _show_measuring(interrupted: threading.Event) -> Iterator[Report]:
-    """Show on a terminal how far measuring has come, the first time a model is loaded; an interrupt ends it.
+def show_measuring(interrupted: threading.Event) -> Iterator[Report]:
+    """Show on a terminal how far measuring has come; an interrupt ends it.
 
     What is shown is gone when the block ends, however far measuring came: it may end before its time is up.
     """

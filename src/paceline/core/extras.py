@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from paceline.core.errors import CapabilityError
 
-Extra: TypeAlias = Literal["serve", "constraints", "torch", "plots"]
+Extra: TypeAlias = Literal["serve", "constraints", "torch"]
 """An extra of the package, as pyproject.toml has it."""
 
 

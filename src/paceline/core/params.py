@@ -461,7 +461,7 @@ class StopRules:
             stand_ins={-1: lambda: MAX_TOKENS},
             json=("max_completion_tokens", "n_predict"),
         ),
-        _OUTPUT("-n --predict --n-predict", "Most tokens to generate; -1 fills the context."),
+        _OUTPUT("-n --predict --n-predict --tokens", "Most tokens to generate; -1 fills the context."),
     )
     stop: tuple[str, ...] = setting(
         (), Option("texts"), _OUTPUT("--stop", "End where this text begins; may be repeated.", repeated=True)

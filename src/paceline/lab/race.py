@@ -224,8 +224,8 @@ def _lane_json(lane: Lane) -> dict[str, Any]:
         **asdict(lane),
         "accepted_by_source": dict(lane.accepted_by_source),
         "pieces": [[piece.text, piece.source, round(piece.at_s, 6)] for piece in lane.pieces],
-        "seconds": lane.seconds,
-        "per_second": lane.per_second,
+        "decode_s": lane.seconds,
+        "tokens_per_s": lane.per_second,
     }
 
 

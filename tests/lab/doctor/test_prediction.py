@@ -92,8 +92,8 @@ def test_a_live_session_takes_what_was_predicted(right: int) -> None:
             answers = [session.answer(task, 0.0, lambda: False) for task in tasks()]
         seconds = sum(answer.seconds for answer in answers)
         tokens = sum(len(answer.token_ids) - 1 for answer in answers)
-        assert speed.per_second.value == pytest.approx(tokens / seconds, rel=0.01)
-        assert prediction.plain.per_second.value == pytest.approx(1 / PASS_S)
+        assert speed.tokens_per_s.value == pytest.approx(tokens / seconds, rel=0.01)
+        assert prediction.plain.tokens_per_s.value == pytest.approx(1 / PASS_S)
 
 
 def test_a_draft_that_is_always_right_pays() -> None:
@@ -184,9 +184,9 @@ def test_what_pays_is_beyond_its_interval(
     value: float, low: float | None, high: float | None, pays: bool | None, static: float
 ) -> None:
     prediction, _ = predicted(counting_model())
-    plain = prediction.plain.per_second.value
+    plain = prediction.plain.tokens_per_s.value
     fixed = dataclasses.replace(
-        prediction.static, per_second=Interval(static * plain, None, None), gain=Interval(static, None, None)
+        prediction.static, tokens_per_s=Interval(static * plain, None, None), gain=Interval(static, None, None)
     )
     without = dataclasses.replace(prediction, over_none=Interval(value, low, high), static=fixed, tokens=64)
     # "Does not pay" is not said beside a fixed length that gains.

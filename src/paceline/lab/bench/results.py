@@ -15,7 +15,7 @@ from paceline.lab.sessions import TimeSpent
 from paceline.lab.variants import Variant, VariantReplay
 from paceline.planning.costs.profile import CostProfile
 
-RESULTS_VERSION = 2
+RESULTS_VERSION = 3
 """Version of the JSON that results are written as."""
 
 
@@ -319,18 +319,18 @@ def _variant_json(result: VariantResult, best_static: VariantResult | None) -> d
         "kind": result.variant.kind,
         "drafters": list(result.variant.drafters),
         "ratio": _estimate_json(result.ratio()),
-        "per_second": _estimate_json(result.per_second()),
+        "tokens_per_s": _estimate_json(result.per_second()),
         "against_best_static": None if best_static is None else _estimate_json(result.against(best_static)),
         "ratio_by_prompt": result.by_task(),
-        "drafted": result.num_drafted,
+        "num_drafted": result.num_drafted,
         "accept_share": result.accept_share,
         "own_share": result.own_share,
         "acceptance_length": result.acceptance_length,
         "accepted_and_tested_by_depth": result.by_depth(),
         "by_replay": None
         if replayed is None
-        else {"ratio": replayed.ratio, "per_second": replayed.per_second, "accept_share": replayed.accept_share},
-        "equal": result.num_equal,
+        else {"ratio": replayed.ratio, "tokens_per_s": replayed.per_second, "accept_share": replayed.accept_share},
+        "num_equal": result.num_equal,
         "left_out": result.left_out,
         "judgements": [dataclasses.asdict(judgement) for judgement in result.judgements],
         "snapshot": None if result.snapshot is None else dict(result.snapshot),

@@ -70,7 +70,7 @@ def ranking_key(report: CandidateReport) -> tuple[int, float]:
     """Return the key of a candidate's rank: the fastest first, then those without prediction, by their alignment."""
     diagnosis = report.diagnosis
     if diagnosis.prediction is not None:
-        return 0, -diagnosis.prediction.auto.per_second.value
+        return 0, -diagnosis.prediction.auto.tokens_per_s.value
     if diagnosis.fitting is None:
         return 2, 0.0
     alignment = diagnosis.fitting.alignment

@@ -74,7 +74,13 @@ def render(
     return template("paceline.lab.doctor", "doctor.html").render(
         style=style(),
         target=_about(target),
-        facts=" · ".join([sampling, *(machine[name] for name in ("processor", "system") if name in machine)]),
+        facts=" · ".join(
+            [
+                sampling,
+                *(machine[name] for name in ("processor", "system") if name in machine),
+                *(f"{threads} threads" for threads in (machine.get("threads"),) if threads is not None),
+            ]
+        ),
         tiles=_tiles(reports),
         speeds=_draw_speeds(predicted),
         cards=[_card(each) for each in reports],
@@ -94,7 +100,7 @@ def _tiles(reports: Sequence[CandidateReport]) -> list[Tile]:
                 f"auto with {Path(best.name).name}, of plain: {verdict(prediction)}",
                 "auto",
             ),
-            Tile(f"{prediction.auto.per_second.value:.1f} t/s", f"predicted; plain {_plain(prediction)}", "auto"),
+            Tile(f"{prediction.auto.tokens_per_s.value:.1f} t/s", f"predicted; plain {_plain(prediction)}", "auto"),
             Tile(
                 f"{prediction.static.gain.value:.2f}×",
                 f"best fixed length, draft-max {prediction.static.draft_max}",
@@ -108,7 +114,7 @@ def _tiles(reports: Sequence[CandidateReport]) -> list[Tile]:
 
 
 def _plain(prediction: Prediction) -> str:
-    return f"{prediction.plain.per_second.value:.1f}"
+    return f"{prediction.plain.tokens_per_s.value:.1f}"
 
 
 def _card(report: CandidateReport) -> Card:
@@ -196,7 +202,7 @@ def _list_ways(prediction: Prediction) -> list[tuple[str, Speed]]:
 def _speed_row(kind: str, speed: Speed, scale: Scale, y: float) -> str:
     name = speed.name if speed.draft_max is None else f"best fixed length: {speed.name}"
     gain = speed.gain
-    words = f"{name}: {gain.value:.3f} times plain, {speed.per_second.value:.1f} tokens/s"
+    words = f"{name}: {gain.value:.3f} times plain, {speed.tokens_per_s.value:.1f} tokens/s"
     parts = [
         tooltip(words),
         tag("rect", x=0, y=y - _ROW / 2, width=_WIDTH, height=_ROW, class_="row"),
@@ -212,7 +218,7 @@ def _speed_row(kind: str, speed: Speed, scale: Scale, y: float) -> str:
     else:
         parts.append(tag("circle", cx=place, cy=y, r=4.5 if kind == "static" else 3.5, class_=f"mark {kind}"))
     parts.append(label(_WIDTH - _FIGURES + 20, y + 4, f"{gain.value:.2f}×", class_=f"figure {kind}"))
-    parts.append(label(_WIDTH - _FIGURES + 70, y + 4, f"{speed.per_second.value:.1f} t/s", class_="tick"))
+    parts.append(label(_WIDTH - _FIGURES + 70, y + 4, f"{speed.tokens_per_s.value:.1f} t/s", class_="tick"))
     return tag("g", "".join(parts), class_="speed")
 
 

@@ -103,7 +103,7 @@ class Speed:
     """One way to decode, as predicted.
 
     Attributes:
-        per_second: tokens per second of decoding.
+        tokens_per_s: tokens per second of decoding.
         gain: speed over plain decoding's.
         tokens_per_round: emitted in a round.
         accept_share: accepted / drafted; ``None`` if nothing was drafted.
@@ -112,7 +112,7 @@ class Speed:
     """
 
     name: str
-    per_second: Interval
+    tokens_per_s: Interval
     gain: Interval
     tokens_per_round: float
     accept_share: float | None
@@ -170,9 +170,9 @@ class Prediction:
     @property
     def gains_by_static(self) -> bool:
         """Whether the best fixed length is faster than both ways without the draft model, whatever ``auto`` is."""
-        none = max(self.plain, self.without_model, key=lambda speed: speed.per_second.value)
+        none = max(self.plain, self.without_model, key=lambda speed: speed.tokens_per_s.value)
         low = self.static.gain.low
-        return self.static.per_second.value >= _CLEAR_GAIN * none.per_second.value and (low is None or low > 1.0)
+        return self.static.tokens_per_s.value >= _CLEAR_GAIN * none.tokens_per_s.value and (low is None or low > 1.0)
 
     @property
     def pays(self) -> bool | None:
