@@ -92,11 +92,10 @@ TYPE_CHECKING = False  # type checkers take the name for true; importing typing 
 if TYPE_CHECKING:
     from paceline.api import Model, load
     from paceline.async_streams import AsyncStream
-    from paceline.chat.async_replies import AsyncReplyStream, ReplyRound
     from paceline.chat.params import ChatParams
     from paceline.chat.prompts import ChatPrompt
     from paceline.chat.reasoning import AnswerPart
-    from paceline.chat.replies import Reply, ReplyStream
+    from paceline.chat.replies import AsyncReplyStream, Reply, ReplyRound, ReplyStream
     from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted
     from paceline.core.constraint import Constraint
     from paceline.core.errors import (
@@ -146,11 +145,10 @@ else:
     _MODULES = {
         "paceline.api": ("Model", "load"),
         "paceline.async_streams": ("AsyncStream",),
-        "paceline.chat.async_replies": ("AsyncReplyStream", "ReplyRound"),
         "paceline.chat.params": ("ChatParams",),
         "paceline.chat.prompts": ("ChatPrompt",),
         "paceline.chat.reasoning": ("AnswerPart",),
-        "paceline.chat.replies": ("Reply", "ReplyStream"),
+        "paceline.chat.replies": ("AsyncReplyStream", "Reply", "ReplyRound", "ReplyStream"),
         "paceline.chat.tool_calls.base": ("ArgumentsDelta", "CallStarted"),
         "paceline.core.constraint": ("Constraint",),
         "paceline.core.errors": (

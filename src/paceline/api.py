@@ -56,11 +56,10 @@ from paceline.vocabularies.length import most_tokens
 
 if TYPE_CHECKING:
     from paceline.async_streams import AsyncStream
-    from paceline.chat.async_replies import AsyncReplyStream
     from paceline.chat.messages import Message
     from paceline.chat.prompt_builder import ChatPromptBuilder
     from paceline.chat.prompts import ChatPrompt
-    from paceline.chat.replies import Reply, ReplyStream
+    from paceline.chat.replies import AsyncReplyStream, Reply, ReplyStream
 
 Wrap: TypeAlias = Callable[[Verifier, Sequence[int]], Verifier]
 """Makes another verifier of a request's own, given the prompt's tokens."""
@@ -377,7 +376,7 @@ class Model:
         """
         import asyncio
 
-        from paceline.chat.async_replies import AsyncReplyStream
+        from paceline.chat.replies import AsyncReplyStream
 
         params, request = chat or ChatParams(), self._read_chat_options(options)
         most = request.rules.max_tokens

@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from types import TracebackType
 
 from paceline.core.errors import ClosedError
-from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, Request
 from paceline.core.text import TextSegment
 from paceline.runtime.async_calls import call_on
 from paceline.runtime.loop_driver import LoopDriver
 from paceline.runtime.output_queue import OutputRecord
 from paceline.runtime.worker import Worker
-from paceline.streams import Generation, Submission
+from paceline.streams import BaseStream, Generation, Submission
 
 
 class LoopOutputQueue(OutputRecord):
@@ -78,7 +77,7 @@ class LoopOutputQueue(OutputRecord):
                 waiting.set_result(None)
 
 
-class AsyncStream:
+class AsyncStream(BaseStream):
     """An answer while it is written: iterate with ``async for`` for its text, as it becomes final.
 
     The event loop never waits for the model. The prompt is read in the engine's thread as well, so what is wrong with
@@ -91,12 +90,12 @@ class AsyncStream:
         submission: what is asked for.
     """
 
+    _outputs: LoopOutputQueue
+
     def __init__(self, driver: LoopDriver, submission: Submission) -> None:
-        self._submission = submission
-        self._num_read = 0
+        super().__init__(driver.worker, submission)
         # What is left of the last round that was read.
         self._unread: deque[TextSegment] = deque()
-        self._worker = driver.worker
         self._worker.check()
         self._outputs = LoopOutputQueue(driver.worker)
         self._handle = driver.submit_soon(submission.add, self._outputs, self)
@@ -120,26 +119,6 @@ class AsyncStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    @property
-    def prompt_ids(self) -> Sequence[int]:
-        """Tokens of the prompt; empty until the first wait is over."""
-        return self._handle.prompt_ids
-
-    @property
-    def params(self) -> SamplingParams:
-        """How the answer is sampled."""
-        return self._submission.options.params
-
-    @property
-    def rules(self) -> StopRules:
-        """When it ends."""
-        return self._submission.options.rules
-
-    @property
-    def speculation(self) -> SpeculationParams:
-        """How it is sped up."""
-        return self._submission.options.speculation
 
     @property
     def request(self) -> Request | None:
@@ -235,16 +214,10 @@ class AsyncStream:
             BusyError: this is the engine's thread, and the answer is not over.
             CapabilityError: this process was forked from the one that writes the answer, which is not over.
         """
-        outputs, handle = self._outputs, self._handle
-        if outputs.ending is None:
+        if not self._outputs.is_over:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
-                # Between rounds, so that text and counts are of the same one.
-                rounds, stats, ending = await call_on(
-                    self._worker, lambda: (outputs.rounds.copy(), handle.stats(), outputs.ending)
-                )
-                return Generation.of(rounds, ending, stats, self._submission)
-        assert outputs.ending is not None
-        return Generation.of(outputs.rounds, outputs.ending, outputs.ending.stats, self._submission)
+                return Generation.of(*await call_on(self._worker, self._record), self._submission)
+        return Generation.of(*self._record(), self._submission)
 
     async def _has_next(self, every: int = 1) -> bool:
         """Wait for the next rounds, and return whether there is one; raise the error that ended the request."""
@@ -274,7 +247,3 @@ class AsyncStream:
         except BaseException:
             self._handle.cancel_soon()
             raise
-
-    def _raise_error(self) -> None:
-        if self._outputs.ending is not None:
-            self._outputs.ending.raise_error()

@@ -17,8 +17,9 @@ from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
 from paceline.options import RequestOptions
-from paceline.runtime.loop_driver import LoopDriver
-from paceline.runtime.output_queue import Ending, ThreadOutputQueue
+from paceline.runtime.loop_driver import LoopDriver, RequestHandle
+from paceline.runtime.output_queue import Ending, OutputRecord, ThreadOutputQueue
+from paceline.runtime.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,45 +82,25 @@ class Submission:
     add: Callable[[], Request]
 
 
-class Stream:
-    """An answer while it is written: iterate for its text, as it becomes final.
-
-    It is written in the thread that owns the engine, whether somebody reads it or not. Closing it early (``close()``,
-    leaving its ``with`` block, or dropping it) cancels the request and keeps what there is. An interrupt or error while
-    it is waited for cancels it too. It may be closed from any thread; of several that iterate, each gets a share.
+class BaseStream:
+    """What streams share, for consumers in threads and in event loops.
 
     Args:
-        driver: where the answer is decoded.
+        worker: the thread that owns the engine.
         submission: what is asked for.
-
-    Raises:
-        PacelineError: the request was refused.
     """
 
-    def __init__(self, driver: LoopDriver, submission: Submission) -> None:
+    _handle: RequestHandle
+    _outputs: OutputRecord
+
+    def __init__(self, worker: Worker, submission: Submission) -> None:
+        self._worker = worker
         self._submission = submission
         self._num_read = 0
-        # Reentrant, as a signal handler may read in the middle of a read.
-        self._reading = threading.RLock()
-        self._outputs = ThreadOutputQueue()
-        self._worker = driver.worker
-        self._handle = driver.submit(submission.add, self._outputs, self)
-
-    def __iter__(self) -> Iterator[TextSegment]:
-        for segments in self.rounds():
-            yield from segments
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """Tokens of the prompt."""
+        """Tokens of the prompt; of an :class:`~paceline.AsyncStream` empty until the first wait is over."""
         return self._handle.prompt_ids
 
     @property
@@ -136,6 +117,52 @@ class Stream:
     def speculation(self) -> SpeculationParams:
         """How it is sped up."""
         return self._submission.options.speculation
+
+    def _record(self) -> tuple[Sequence[Emission | None], Ending | None, RequestStats]:
+        """Return what became of the request; while it runs on the engine's thread, so that all is of one moment."""
+        ending = self._outputs.ending
+        return self._outputs.rounds.copy(), ending, self._handle.stats() if ending is None else ending.stats
+
+    def _raise_error(self) -> None:
+        if self._outputs.ending is not None:
+            self._outputs.ending.raise_error()
+
+
+class Stream(BaseStream):
+    """An answer while it is written: iterate for its text, as it becomes final.
+
+    It is written in the thread that owns the engine, whether somebody reads it or not. Closing it early (``close()``,
+    leaving its ``with`` block, or dropping it) cancels the request and keeps what there is. An interrupt or error while
+    it is waited for cancels it too. It may be closed from any thread; of several that iterate, each gets a share.
+
+    Args:
+        driver: where the answer is decoded.
+        submission: what is asked for.
+
+    Raises:
+        PacelineError: the request was refused.
+    """
+
+    _outputs: ThreadOutputQueue
+
+    def __init__(self, driver: LoopDriver, submission: Submission) -> None:
+        super().__init__(driver.worker, submission)
+        # Reentrant, as a signal handler may read in the middle of a read.
+        self._reading = threading.RLock()
+        self._outputs = ThreadOutputQueue()
+        self._handle = driver.submit(submission.add, self._outputs, self)
+
+    def __iter__(self) -> Iterator[TextSegment]:
+        for segments in self.rounds():
+            yield from segments
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def is_read(self) -> bool:
@@ -197,17 +224,10 @@ class Stream:
 
     def so_far(self) -> Generation:
         """Return the answer as it stands, read or not; ``finish_reason`` is ``None`` while it runs."""
-        outputs, handle = self._outputs, self._handle
-        rounds: Sequence[Emission | None] = outputs.rounds
-        if outputs.ending is None:
+        if not self._outputs.is_over:
             with contextlib.suppress(ClosedError):  # then it ended meanwhile
-                # Between rounds, so that text and counts are of the same one.
-                rounds, stats, ending = self._worker.call(
-                    lambda: (outputs.rounds.copy(), handle.stats(), outputs.ending)
-                )
-                return Generation.of(rounds, ending, stats, self._submission)
-        assert outputs.ending is not None
-        return Generation.of(rounds, outputs.ending, outputs.ending.stats, self._submission)
+                return Generation.of(*self._worker.call(self._record), self._submission)
+        return Generation.of(*self._record(), self._submission)
 
     def _wait(self, rounds: float = math.inf) -> None:
         """Wait for so many rounds, or the end."""
@@ -229,7 +249,3 @@ class Stream:
             # In one line without a call: what a signal handler read before it is not read again.
             first, self._num_read = self._num_read, end if end > self._num_read else self._num_read
         return [segment for emission in rounds[first:end] if emission for segment in emission.segments]
-
-    def _raise_error(self) -> None:
-        if self._outputs.ending is not None:
-            self._outputs.ending.raise_error()

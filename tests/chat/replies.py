@@ -11,10 +11,9 @@ import numpy as np
 import paceline
 from paceline.async_streams import AsyncStream
 from paceline.chat.assembler import AnswerEvent
-from paceline.chat.async_replies import AsyncReplyStream
 from paceline.chat.params import ChatParams
 from paceline.chat.reasoning import ReasoningFormat
-from paceline.chat.replies import ReplyStream
+from paceline.chat.replies import AsyncReplyStream, ReplyStream
 from paceline.core.arrays import Float64Array
 from paceline.engines.scripted import ScriptedEngine
 from tests.chat.conversing import THINKING, ControlledBytes, reader_of

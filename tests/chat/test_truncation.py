@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.chat.messages import Message
-from paceline.chat.truncation import count_leading, drop_oldest_turns
+from paceline.chat.messages import Message, count_leading
+from paceline.chat.prompt_builder import drop_oldest_turns
 from tests.tiers import by_tier
 
 

@@ -16,7 +16,7 @@ from paceline.chat.params import ChatParams
 from paceline.chat.prompt_builder import ChatPromptBuilder
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.formats import PLAIN_CALLS
-from paceline.chat.tool_calls.grammar import build_calls_grammar
+from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
@@ -42,7 +42,7 @@ def drawn(family: str, asked: list[dict[str, Any]], rng: random.Random, *, requi
     """
     while True:
         ids = CONTROL_IDS if rng.random() < 0.5 else {}
-        grammar = build_calls_grammar(BY_NAME[family], asked, required=True, parallel=False, control_ids=ids)
+        grammar = build_calls_source(BY_NAME[family], asked, required=True, parallel=False, control_ids=ids).text
         token_ids = written_at_random(grammar, rng, 1500)
         if token_ids is not None:
             parser = parser_of(family, asked, required=required)

@@ -14,6 +14,9 @@ Message: TypeAlias = Mapping[str, Any]
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning goes by; templates read the first, and gpt-oss's the second."""
 
+LEADING_ROLES: Final = ("system", "developer")
+"""Roles of what the system says."""
+
 _SCALARS: Final = (str, int, float, bool)
 """Kinds of values that plain data ends in."""
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
@@ -107,3 +110,8 @@ def plain_data(value: Any, called: str, levels: int = _MAX_LEVELS) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_data(item, called, levels - 1) for item in value]
     raise InputError(f"{called} holds a {type(value).__name__}: give what JSON has, texts, numbers, lists and mappings")
+
+
+def count_leading(messages: Sequence[Message]) -> int:
+    """Return how many messages at a conversation's beginning are what the system says, and stay."""
+    return next((place for place, one in enumerate(messages) if one["role"] not in LEADING_ROLES), len(messages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from paceline.chat.call_history import CallForm, check_arguments, convert_calls, find_call_form
 from paceline.chat.continuation import add_beginning, is_continued
 from paceline.chat.marked_text import MarkedText, trailing_template_text
-from paceline.chat.messages import Message, plain_data, read_messages
+from paceline.chat.messages import Message, count_leading, plain_data, read_messages
 from paceline.chat.params import UNLIMITED, ChatParams
 from paceline.chat.prompts import ChatPrompt, expect_calls, tokenize_rendered
 from paceline.chat.reasoning import ReasoningMarkers, build_budget, find_markers, opens_reasoning, preserved_ids
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.chat.tool_calls.response_template import find_call_format
-from paceline.chat.truncation import count_leading, drop_oldest_turns
 from paceline.core.errors import ContextLengthError, InputError, ModelFileError
 from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.length import most_tokens
@@ -330,6 +330,35 @@ def refuses_level(params: ChatParams, template: ChatTemplate) -> bool:
 
 def _find_switches(template: ChatTemplate) -> list[str]:
     return [name for name in _SWITCHES if name in template.variables]
+
+
+def drop_oldest_turns(
+    messages: Sequence[Message], count_tokens: Callable[[Sequence[Message]], int], *, most: int, aim: int
+) -> list[Message]:
+    """Return the conversation without as many of its oldest turns as have to go.
+
+    What the system says at the beginning stays, and so does the last turn, however long it is. A turn begins with a
+    user's message.
+
+    Args:
+        messages: of the conversation.
+        count_tokens: returns the tokens that messages come to.
+        most: tokens that fit. A conversation with no more is returned whole.
+        aim: tokens to come down to, fewer than ``most``: a beginning that changes with every turn would have to be read
+            anew with every turn.
+    """
+    if count_tokens(messages) <= most:
+        return list(messages)
+    leading = count_leading(messages)
+    turns = [place for place in range(leading, len(messages)) if messages[place]["role"] == "user"]
+    later = [place for place in turns if place > leading]
+
+    def without(first: int) -> list[Message]:
+        return [*messages[:leading], *messages[first:]]
+
+    # Fewer turns have fewer tokens, so the first that fits is found by halving.
+    found = bisect.bisect_left(later, True, key=lambda first: count_tokens(without(first)) <= aim)
+    return without(later[min(found, len(later) - 1)] if later else leading)
 
 
 def _drops_system(messages: Sequence[Message], render: Callable[[Sequence[Message]], MarkedText]) -> bool:

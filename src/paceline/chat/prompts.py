@@ -24,7 +24,7 @@ from paceline.chat.messages import Message
 from paceline.chat.reasoning import ReasoningMarkers
 from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.chat.tool_calls.formats import control_marks
-from paceline.chat.tool_calls.transformers_parser import load_template
+from paceline.chat.tool_calls.parser import load_template
 from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.spelling import Spellings
 

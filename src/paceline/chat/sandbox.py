@@ -111,18 +111,18 @@ class _MarkingGenerator(CodeGenerator):
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
         self.write("environment.timed((")
-        self._walked(node.expr, frame)
+        self._within("walked", self.visit, node.expr, frame)
         for operand in node.ops:
             self.visit(operand, frame)
         self.write("))")
 
     def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
         self.write(f" {operators[node.op]} ")
-        self._walked(node.expr, frame)
+        self._within("walked", self.visit, node.expr, frame)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.arg, nodes.Slice):
-            self._timed(super().visit_Getitem, node, frame)
+            self._within("timed", super().visit_Getitem, node, frame)
         else:
             super().visit_Getitem(node, frame)
 
@@ -130,29 +130,19 @@ class _MarkingGenerator(CodeGenerator):
         self.write("environment.printed(")
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
-        self._counted(super().visit_List, node, frame)
+        self._within("counted", super().visit_List, node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
-        self._counted(super().visit_Dict, node, frame)
+        self._within("counted", super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
         if node.ctx == "load":
-            self._counted(super().visit_Tuple, node, frame)
+            self._within("counted", super().visit_Tuple, node, frame)
         else:
             super().visit_Tuple(node, frame)
 
-    def _counted(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
-        self.write("environment.counted(")
-        visit(node, frame)
-        self.write(")")
-
-    def _walked(self, node: nodes.Expr, frame: Frame) -> None:
-        self.write("environment.walked(")
-        self.visit(node, frame)
-        self.write(")")
-
-    def _timed(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
-        self.write("environment.timed(")
+    def _within(self, call: str, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        self.write(f"environment.{call}(")
         visit(node, frame)
         self.write(")")
 

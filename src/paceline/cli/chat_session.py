@@ -11,10 +11,9 @@ from typing import Final
 
 from paceline.api import Model
 from paceline.atomic_output import atomic_file, check_parent
-from paceline.chat.messages import Message, read_messages
+from paceline.chat.messages import Message, count_leading, read_messages
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply
-from paceline.chat.truncation import count_leading
 from paceline.cli.chat_options import start_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
 from paceline.cli.flags import in_flags

@@ -10,7 +10,7 @@ import typer
 from paceline.cli.display import error_console
 from paceline.cli.prompt import read_text_file
 from paceline.constraints import Gbnf, JsonSchema, Source
-from paceline.constraints.unsupported_keywords import list_places
+from paceline.constraints.schema_preparation import list_places
 from paceline.core.errors import InputError
 
 _PANEL: Final = "What answers keep to"

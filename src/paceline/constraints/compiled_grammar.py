@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from paceline.constraints.error_text import is_resource_error, one_line_reason
+from paceline.constraints.llguidance_errors import is_resource_error, one_line_reason
 from paceline.core.arrays import BoolArray
 from paceline.core.deep_stack import with_deep_stack
 from paceline.core.errors import ConstraintError

@@ -5,7 +5,7 @@
     Source ──check──> llguidance's grammar ──thread with much stack──> start state ──kept by namespace──> forks
 
 Users send sources, so that one may be made to take long. Its size is bounded, what llguidance does is counted in its
-own units, what is done before is counted (:mod:`~paceline.constraints.budget`) or looked for
+own units, what is done before is counted (:mod:`~paceline.constraints.lexemes`) or looked for
 (:mod:`~paceline.constraints.schema_limits`). So each comes to its end in a second or two, and the same source is
 refused on every machine. Sources of one namespace are compiled one after the other: what they take, they take once.
 """
@@ -22,14 +22,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.constraints.compiled_grammar import CompiledGrammar
-from paceline.constraints.embedded_schemas import locate_in_embedded
-from paceline.constraints.error_text import is_resource_error, is_unenforced_warning, one_line_reason, strip_excerpt
-from paceline.constraints.llguidance_grammars import build_grammar, build_open_grammar, max_source_bytes
-from paceline.constraints.llguidance_import import import_llguidance
-from paceline.constraints.schema_errors import explain_schema_error, find_error_pointer
+from paceline.constraints.llguidance_errors import (
+    explain_schema_error,
+    find_error_pointer,
+    is_resource_error,
+    is_unenforced_warning,
+    one_line_reason,
+    strip_excerpt,
+)
+from paceline.constraints.llguidance_grammars import (
+    build_grammar,
+    build_open_grammar,
+    locate_in_embedded,
+    max_source_bytes,
+)
 from paceline.constraints.schema_limits import MAX_BYTES
 from paceline.constraints.sources import Calls, JsonObject, JsonSchema, Lark, Source
-from paceline.constraints.vocabulary import build_tokenizer
+from paceline.constraints.vocabulary import build_tokenizer, import_llguidance
 from paceline.core.arrays import BoolArray
 from paceline.core.constraint import Constraint
 from paceline.core.deep_stack import with_deep_stack

@@ -12,7 +12,6 @@ from functools import cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
-from paceline.constraints.budget import Budget, BudgetExceededError
 from paceline.constraints.character_sets import CharacterSets, least_fixed_point
 from paceline.constraints.gbnf_parser import (
     Chars,
@@ -26,7 +25,16 @@ from paceline.constraints.gbnf_parser import (
     parse_gbnf,
     walk,
 )
-from paceline.constraints.lexemes import COPIED, MAX_PLACES, Lexeme, TooLargeError, build_lexeme, find_swallowed
+from paceline.constraints.lexemes import (
+    COPIED,
+    MAX_PLACES,
+    Budget,
+    BudgetExceededError,
+    Lexeme,
+    TooLargeError,
+    build_lexeme,
+    find_swallowed,
+)
 from paceline.core.errors import ConstraintError
 from paceline.core.vocabulary import Vocabulary
 

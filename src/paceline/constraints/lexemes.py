@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.constraints.budget import Budget
 from paceline.constraints.gbnf_parser import Chars, Choice, Node, Ref, Repeat, Sequence, Token
 
 MAX_PLACES = 2_000
@@ -25,6 +24,27 @@ _MAX_STATES = 4_000
 """Pairs of sets of places that are compared to tell what one lexeme takes from another."""
 COPIED = 8
 """Repetitions that are counted; more are taken for any number, which errs on the side of no lexeme."""
+
+
+class BudgetExceededError(Exception):
+    """The steps of a budget are used up."""
+
+
+class Budget:
+    """Steps for work whose extent no size of the source tells: it gets equally far on every machine.
+
+    Args:
+        steps: how many there are; each stands for a microsecond at most.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def take(self, steps: int) -> None:
+        """Count steps, best before they are gone; raise where there are not so many left."""
+        self._left -= steps
+        if self._left < 0:
+            raise BudgetExceededError
 
 
 class TooLargeError(Exception):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from paceline.constraints.embedded_schemas import find_embedded_schemas, line_and_column
 from paceline.constraints.gbnf_to_lark import gbnf_to_lark
-from paceline.constraints.llguidance_import import import_llguidance
+from paceline.constraints.llguidance_errors import find_error_pointer
 from paceline.constraints.schema_limits import MAX_PATTERN, SchemaBudget
 from paceline.constraints.schema_preparation import has_alternatives, prepare_schema
 from paceline.constraints.sources import Calls, Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Source, Whitespace
+from paceline.constraints.vocabulary import import_llguidance
 from paceline.core.errors import ConstraintError
 from paceline.core.vocabulary import Vocabulary
 
@@ -42,6 +43,19 @@ def _schema_options(whitespace: Whitespace, *, strict: bool) -> dict[str, object
 _OWN_OPTIONS = [_schema_options(whitespace, strict=strict) for whitespace in _WHITESPACE for strict in (True, False)]
 
 _RULE = re.compile(r"^\s*[?!]*[A-Za-z_][\w-]*\s*(?:[\[{(.:])", re.MULTILINE)
+_EMBEDDED = re.compile(r"%json[ \t\r\n]*")
+
+
+def _parse_float(literal: str) -> float:
+    """Return a number that JSON's readers take, or raise ``ValueError``: Python's reader takes others too."""
+    value = float(literal)
+    if not math.isfinite(value):
+        raise ValueError(literal)
+    return value
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_float=_parse_float, parse_constant=_parse_float)
+_PLACE = re.compile(r"^at (\d+)\((\d+)\)")
 
 
 def max_source_bytes(source: Source) -> float:
@@ -123,12 +137,56 @@ def write_schema(schema: Any, whitespace: Whitespace = "short", *, strict: bool 
 def _check_embedded(source: Lark) -> None:
     """Refuse schemas in a grammar in Lark's notation that would take too long, as those that stand alone."""
     budget = SchemaBudget()
-    for start, schema in find_embedded_schemas(source.text):
+    for start, schema in _find_embedded(source.text):
         if schema.get("x-guidance") in _OWN_OPTIONS:
             del schema["x-guidance"]
         try:
             budget.take(schema)
         except ConstraintError as error:
             raise ConstraintError(
-                f"{source.name} cannot be used: {line_and_column(source.text, start)}: {error}"
+                f"{source.name} cannot be used: {_line_and_column(source.text, start)}: {error}"
             ) from None
+
+
+def _find_embedded(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the schemas in a grammar that are objects, each with where it begins.
+
+    What looks like one in a string or a comment is yielded too: no reading of the notation but llguidance's own says
+    for certain what is one.
+
+    Raises:
+        ConstraintError: one is nested too deeply.
+    """
+    for found in _EMBEDDED.finditer(text):
+        try:
+            schema, _ = _DECODER.raw_decode(text, found.end())
+        except ValueError:
+            # If this is to be a schema, llguidance refuses it.
+            continue
+        except RecursionError:
+            raise ConstraintError(
+                f"{Lark.name} cannot be used: {_line_and_column(text, found.start())}: the JSON schema is nested too "
+                "deeply: name its parts under $defs and refer to them"
+            ) from None
+        if isinstance(schema, dict):
+            yield found.start(), schema
+
+
+def locate_in_embedded(text: str, problem: str) -> str:
+    """Return where in a schema in a grammar a problem is, as a JSON pointer; empty where that is not known.
+
+    Args:
+        problem: as llguidance says it, with the place of the expression that has the schema.
+    """
+    place = _PLACE.match(problem)
+    if place is None or "JSON schema" not in problem:
+        return ""
+    lines = text.split("\n")
+    before = sum(len(line) + 1 for line in lines[: int(place[1]) - 1]) + int(place[2]) - 1
+    found = (find_error_pointer(problem, schema) for start, schema in _find_embedded(text) if start >= before)
+    return next(found, "")
+
+
+def _line_and_column(text: str, position: int) -> str:
+    """Return the line and the column of a place in a text, both from 1."""
+    return f"line {text.count(chr(10), 0, position) + 1}, column {position - text.rfind(chr(10), 0, position)}"

@@ -1,12 +1,14 @@
-"""Hands a model's vocabulary to llguidance."""
+"""llguidance, and a model's vocabulary handed to it."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from paceline.constraints.llguidance_import import import_llguidance
 from paceline.core.errors import CapabilityError, InputError
+from paceline.core.extras import missing
 from paceline.core.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -20,6 +22,14 @@ _LONGEST = 2_000
 
 _OPENINGS = ("\x02", "\n", ".", "a")
 """Texts to put before another, so that a tokenizer adds a space to these and not to the other."""
+
+
+def import_llguidance() -> ModuleType:
+    """Import an optional package when it is first needed."""
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        raise missing("keeping to a grammar or a schema", error.name, "constraints") from error
 
 
 class TokenTable:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from paceline.chat.truncation import LEADING_ROLES, count_leading
+from paceline.chat.messages import LEADING_ROLES, count_leading
 from paceline.core.numbers import shown
 from paceline.serving.errors import FieldError
 

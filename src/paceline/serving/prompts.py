@@ -19,7 +19,7 @@ from paceline.chat.prompts import ChatPrompt, expect_calls
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.constraints import JsonSchema
-from paceline.constraints.unsupported_keywords import list_places
+from paceline.constraints.schema_preparation import list_places
 from paceline.core.constraint import Constraint
 from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
 from paceline.core.numbers import shown

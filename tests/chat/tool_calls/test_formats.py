@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.chat.tool_calls import transformers_parser
+from paceline.chat.tool_calls import parser
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import FORMATS, control_marks, find_format
 from paceline.chat.tool_calls.parser import ToolCallParser
@@ -46,7 +46,7 @@ def test_control_tokens_among_the_marks_are_found() -> None:
 
 
 def test_without_the_library_there_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers_parser._library.cache_clear()
+    parser._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers.utils.chat_parsing", None)
     with pytest.raises(CapabilityError, match=r"pip install '\.\[serve\]'"):
         ToolCallParser(ToolCallFormat("a/model", {}), TOOLS)

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("jsonschema")
 pytest.importorskip("pydantic")
 
-from paceline.chat.tool_calls.grammar import build_calls_grammar
+from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.constraints import JsonSchema
 from tests.chat.tool_calls.answers import BY_NAME, added, parser_of
 from tests.chat.tool_calls.machine import CONTROL_IDS, text_of, written_at_random
@@ -38,7 +38,7 @@ def test_a_call_of_any_function_keeps_to_its_schema(family: str) -> None:
         schema = generated_schema(random.Random(number))
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
         ids = CONTROL_IDS if number % 2 else {}
-        grammar = build_calls_grammar(BY_NAME[family], tools, required=True, parallel=False, control_ids=ids)
+        grammar = build_calls_source(BY_NAME[family], tools, required=True, parallel=False, control_ids=ids).text
         token_ids = written_at_random(grammar, random.Random(f"{family} {number}"), 3_000)
         if token_ids is None or _TOO_LARGE.search(text := text_of(token_ids)):
             continue

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import FORMATS
-from paceline.chat.tool_calls.grammar import build_calls_grammar
+from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints import JsonSchema
 from paceline.core.errors import ConstraintError
@@ -114,7 +114,7 @@ def allows(grammar: str, text: str, *, has_marks: bool) -> bool:
 def grammar_of(family: str, tools: Sequence[Mapping[str, Any]] = TOOLS, *, has_marks: bool, **given: bool) -> str:
     ids = CONTROL_IDS if has_marks else {}
     required, parallel = given.get("required", True), given.get("parallel", True)
-    return build_calls_grammar(BY_NAME[family], tools, required=required, parallel=parallel, control_ids=ids)
+    return build_calls_source(BY_NAME[family], tools, required=required, parallel=parallel, control_ids=ids).text
 
 
 MARKS = pytest.mark.parametrize("has_marks", [True, False], ids=["tokens", "text"])
@@ -264,10 +264,10 @@ def test_whatever_is_allowed_is_read_back_as_calls(family: str, has_marks: bool)
 
 def test_without_tools_or_a_grammar_there_is_an_error() -> None:
     with pytest.raises(ConstraintError, match="no tools to call"):
-        build_calls_grammar(BY_NAME["hermes"], [], required=True, parallel=True)
+        build_calls_source(BY_NAME["hermes"], [], required=True, parallel=True)
     foreign = ToolCallFormat("a/model", {})
     with pytest.raises(ConstraintError, match="how a/model writes calls"):
-        build_calls_grammar(foreign, TOOLS, required=True, parallel=True)
+        build_calls_source(foreign, TOOLS, required=True, parallel=True)
 
 
 @MARKS
@@ -276,9 +276,9 @@ def test_an_answer_is_calls_or_what_keeps_to_a_schema(family: str, has_marks: bo
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     ids = CONTROL_IDS if has_marks else {}
     grammar, required = (
-        build_calls_grammar(
+        build_calls_source(
             BY_NAME[family], TOOLS, required=must, parallel=True, control_ids=ids, content=JsonSchema(schema)
-        )
+        ).text
         for must in (False, True)
     )
     plain = "<|channel|>final<|message|>" if family == "gpt-oss" else ""
@@ -323,14 +323,14 @@ def test_a_name_is_a_text_whatever_it_spells(family: str, name: str) -> None:
 def test_what_is_no_schema_is_an_error_with_its_place(family: str, schema: dict[str, Any]) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(ConstraintError, match=r"the parameters of function f: #/[a-zA-Z/0-9]+: .+ is no .+: give one"):
-        build_calls_grammar(BY_NAME[family], tools, required=True, parallel=True)
+        build_calls_source(BY_NAME[family], tools, required=True, parallel=True)
 
 
 def drawn(family: str, asked: Sequence[dict[str, Any]], *, has_marks: bool, number: int) -> list[Call]:
     """Return calls that are drawn from the grammar of tools, each read back, in answers of one."""
-    grammar = build_calls_grammar(
+    grammar = build_calls_source(
         BY_NAME[family], asked, required=True, parallel=False, control_ids=CONTROL_IDS if has_marks else {}
-    )
+    ).text
     rng = random.Random(f"{family} {has_marks}")
     found = []
     for _ in range(number):
@@ -427,7 +427,7 @@ def test_names_that_are_no_words_are_read_back(family: str, name: str, has_marks
 )
 def test_a_name_that_could_not_be_read_back_is_refused(family: str, function: str, parameter: str, told: str) -> None:
     with pytest.raises(ConstraintError, match="cannot be read where") as raised:
-        build_calls_grammar(BY_NAME[family], [tool(function, {parameter: {}})], required=True, parallel=True)
+        build_calls_source(BY_NAME[family], [tool(function, {parameter: {}})], required=True, parallel=True)
     assert f"the name of {told}" in str(raised.value)
 
 
@@ -490,7 +490,7 @@ def test_a_schema_that_comes_to_too_much_is_refused_in_a_line(name: str) -> None
     schema, reason = OVERSIZED[name]
     asked = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(ConstraintError, match=f"^the parameters of function f: .*{reason}.*"):
-        build_calls_grammar(BY_NAME["glm"], asked, required=True, parallel=False)
+        build_calls_source(BY_NAME["glm"], asked, required=True, parallel=False)
     parser = parser_of("glm", asked)
     assert added([*parser.push(written("glm", [("f", {})])), *parser.finish()]).called == [("f", {})]
 
@@ -513,7 +513,7 @@ def test_a_schema_that_goes_round_in_circles_is_an_error_or_a_grammar(family: st
     for schema in circles:
         asked = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
         try:
-            grammar = build_calls_grammar(BY_NAME[family], asked, required=True, parallel=False)
+            grammar = build_calls_source(BY_NAME[family], asked, required=True, parallel=False).text
         except ConstraintError as error:
             assert "the parameters of function f" in str(error)  # noqa: PT017
         else:

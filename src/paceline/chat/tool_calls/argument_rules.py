@@ -17,8 +17,7 @@ from paceline.chat.tool_calls.literal_rules import GEMMA_QUOTE, LiteralRules, ge
 from paceline.chat.tool_calls.parameter_schema import Parameter, ParameterSchema, Schema, choices, own_types
 from paceline.chat.tool_calls.text_patterns import text_pattern
 from paceline.constraints.schema_parts import iter_standard_subschemas, shorten_pointer
-from paceline.constraints.schema_preparation import prepare_schema
-from paceline.constraints.unsupported_keywords import list_places
+from paceline.constraints.schema_preparation import list_places, prepare_schema
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 

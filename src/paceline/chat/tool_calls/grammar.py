@@ -35,7 +35,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_IDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def build_calls_grammar(
+def build_calls_source(
     call_format: ToolCallFormat,
     tools: Sequence[Mapping[str, Any]],
     *,
@@ -43,8 +43,8 @@ def build_calls_grammar(
     parallel: bool,
     control_ids: Mapping[str, int] = _NO_IDS,
     content: JsonSchema | JsonObject | None = None,
-) -> str:
-    """Return the grammar of an answer, behind its reasoning, as Lark text for llguidance.
+) -> Calls:
+    """Return the grammar of an answer, behind its reasoning.
 
     Args:
         call_format: of the model.
@@ -102,25 +102,9 @@ def build_calls_grammar(
         rules.add("start", f"{_GAP} calls | FREE")
     else:
         _add_triggered(rules, written, tools, again=again, several=several)
-    return rules.text()
-
-
-def build_calls_source(
-    call_format: ToolCallFormat,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    required: bool,
-    parallel: bool,
-    control_ids: Mapping[str, int] = _NO_IDS,
-    content: JsonSchema | JsonObject | None = None,
-) -> Calls:
-    """Return the grammar of an answer, to be compiled: errors name the function."""
-    text = build_calls_grammar(
-        call_format, tools, required=required, parallel=parallel, control_ids=control_ids, content=content
-    )
     names = [_function(tool)["name"] for tool in tools]
     meanings = [(f"args_{i}", f"the parameters of function {name}") for i, name in enumerate(names)]
-    return Calls(text, (*meanings, *([("content", content.name)] if content is not None else [])))
+    return Calls(rules.text(), (*meanings, *([("content", content.name)] if content is not None else [])))
 
 
 def write_call(written: WrittenCalls, name: str, arguments: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ stood before; and where a JSON string holds a mark, it would end the call there.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -31,9 +32,9 @@ from paceline.chat.tool_calls.base import (
     ToolCallFormat,
 )
 from paceline.chat.tool_calls.parameter_schema import ParameterSchema
-from paceline.chat.tool_calls.transformers_parser import load_template, new_reader
 from paceline.chat.tool_calls.values import JsonValue, make_calls_readable, parse_value, quote_keys, restore_names
-from paceline.core.errors import ConstraintError
+from paceline.core.errors import ConstraintError, ModelFileError
+from paceline.core.extras import missing
 
 _FIELD: Final = "tool_calls"
 # Names under which models put the arguments of a call, and what else may stand beside its name.
@@ -169,7 +170,9 @@ class ToolCallParser:
 
     def _step(self, character: str) -> None:
         if self._is_outside and self._is_stale:
-            self._reader = new_reader(self._template, at_beginning=self._at_beginning)
+            # Where a character stands before the text, no call begins without a marker.
+            reader, _ = _library()
+            self._reader = reader(self._template, prefix="" if self._at_beginning else "\0")
             self._reads_bare, self._num_fed = self._at_beginning, 0
         self._pending.append(character)
         if self._value is None:
@@ -445,3 +448,30 @@ def random_id(length: int) -> str:
     if length == 0:
         return f"call_{secrets.token_hex(12)}"
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
+
+
+@functools.cache
+def _library() -> tuple[Any, Any]:
+    """Return the class that reads answers, and the function that compiles templates for it."""
+    # Takes about a second, and needs no torch.
+    try:
+        from transformers.utils.chat_parsing import ResponseParser
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:
+        raise missing("reading tool calls", "transformers 5.24 or later", "serve", otherwise="send no tools") from None
+    return ResponseParser, load_response_template
+
+
+def load_template(template: Mapping[str, Any], name: str) -> Any:
+    """Return a response template in Hugging Face's form, compiled; messages name whose it is.
+
+    Raises:
+        CapabilityError: the library is not installed.
+        ModelFileError: the template is none.
+    """
+    _, load = _library()
+    try:
+        return load(dict(template))
+    except (ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelFileError(f"the response template of {name} is none: {reason}; leave it out, or mend it") from None

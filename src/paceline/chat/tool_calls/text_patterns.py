@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from paceline.chat.tool_calls.lark_rules import ANY_TEXT
 from paceline.chat.tool_calls.parameter_schema import Schema
-from paceline.constraints.llguidance_import import import_llguidance
 from paceline.constraints.schema_parts import as_list, as_mapping, is_number
+from paceline.constraints.vocabulary import import_llguidance
 from paceline.core.errors import ConstraintError
 from paceline.core.numbers import shown
 
