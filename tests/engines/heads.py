@@ -61,16 +61,23 @@ def answers(target: Engine, drafters: list[Drafter], depth: int, temperature: fl
     return found
 
 
-def check_answers(target: Engine, drafter: Drafter, depth: int, temperature: float) -> None:
+def check_answers(
+    target: Engine,
+    drafter: Drafter,
+    depth: int,
+    temperature: float,
+    expected: Sequence[Answer] | None = None,
+    what: str = "",
+) -> None:
     """Assert that answers with a head are those without, and that some of its drafts were accepted."""
-    expected = answers(target, [], 0, temperature)
+    expected = answers(target, [], 0, temperature) if expected is None else expected
     actual = answers(target, [drafter], depth, temperature)
     drafter.close()
     for one, other in zip(actual, expected, strict=True):
         assert len(other.token_ids) == 70
-        assert one.token_ids == other.token_ids
+        assert one.token_ids == other.token_ids, what
     counts = [answer.request.stats for answer in actual]
-    assert 0 < sum(each.num_accepted for each in counts) < sum(each.num_drafted for each in counts)
+    assert 0 < sum(each.num_accepted for each in counts) < sum(each.num_drafted for each in counts), what
 
 
 def last_row(engine: Engine, steps: list[Step]) -> FloatArray:
