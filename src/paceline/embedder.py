@@ -15,9 +15,8 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError
 from paceline.core.numbers import shown
 from paceline.engines.base import EmbeddingEngine, Pooling
-from paceline.engines.limits import check_range
 from paceline.engines.loading import open_embedder
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import ModelOptions, check_range
 from paceline.models.registry import resolve_model
 
 EmbeddedText: TypeAlias = str | Sequence[int]

@@ -28,8 +28,8 @@ from paceline.conversion import convert
 from paceline.conversion.convert import exact_dtype, folder_to_gguf, gguf_to_folder
 from paceline.conversion.convert.dtypes import WEIGHT_TYPES, decode, encode
 from paceline.conversion.convert.llama_settings import to_gguf_rows, to_hf_rows
-from paceline.conversion.convert.merges import merges_to_scores, scores_to_merges
 from paceline.conversion.convert.rope import Llama3Scaling, recover_llama3
+from paceline.conversion.convert.sentencepiece_model import merges_to_scores, scores_to_merges
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.llama_cpp.ends import read_end_ids

@@ -42,7 +42,8 @@ def turn(heads: FloatArray, places: Any, divisors: FloatArray | float = 1.0, *, 
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     first, second = (heads[..., 0::2], heads[..., 1::2]) if neighbours else (heads[..., :half], heads[..., half:])
     turned = first * cos - second * sin, first * sin + second * cos
-    return np.stack(turned, -1).reshape(heads.shape) if neighbours else np.concatenate(turned, -1)
+    both: FloatArray = np.stack(turned, -1) if neighbours else np.concatenate(turned, -1)
+    return both.reshape(heads.shape)
 
 
 def attend(
@@ -51,7 +52,7 @@ def attend(
     """Return what rows ``[rows, heads, size]`` read of the keys and values ``[keys, 1, size]`` that they see."""
     scores = np.where(seen, np.einsum("ihd,jd->hij", queries, keys[:, 0]) * scale, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = np.einsum("hij,jd->ihd", scores / scores.sum(-1, keepdims=True), values[:, 0])
+    mixed: FloatArray = np.einsum("hij,jd->ihd", scores / scores.sum(-1, keepdims=True), values[:, 0])
     return mixed.reshape(len(queries), -1)
 
 
@@ -81,6 +82,7 @@ def forward_mtp(path: Path, tokens: list[int], states: FloatArray) -> tuple[Floa
     queries = (normed @ weights[f"{layer}.attn_q"].T).reshape(rows, 2, 2 * size)
     gates = queries[..., size:].reshape(rows, -1)
     asked = turn(norm(queries[..., :size], weights[f"{layer}.attn_q_norm"]), places)
+    keys: FloatArray
     keys, values = ((normed @ weights[f"{layer}.attn_{name}"].T).reshape(rows, 1, size) for name in "kv")
     keys = turn(norm(keys, weights[f"{layer}.attn_k_norm"]), places)
     mixed = attend(asked, keys, values, np.tri(rows, dtype=bool), size**-0.5)
@@ -192,7 +194,7 @@ def _gemma4_layer(
 ) -> FloatArray:
     layer = f"blk.{number}"
     keys, values = cache[has_window]
-    queries = (norm(hidden, weights[f"{layer}.attn_norm"], 1e-6) @ weights[f"{layer}.attn_q"].T).reshape(
+    queries: FloatArray = (norm(hidden, weights[f"{layer}.attn_norm"], 1e-6) @ weights[f"{layer}.attn_q"].T).reshape(
         len(hidden), 2, -1
     )
     queries = norm(queries, weights[f"{layer}.attn_q_norm"], 1e-6)

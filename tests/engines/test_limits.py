@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.engines.limits import check_range
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import ModelOptions, check_range
 
 
 @pytest.mark.parametrize("value", [None, 1, 5])

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.core.errors import ClosedError, InputError
 from paceline.engines.base import Step
+from paceline.engines.exactness import read_rows
 from paceline.engines.options import ModelOptions
-from paceline.engines.reading import read_rows
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
 
 SIZE = 12

@@ -261,6 +261,50 @@ def lender(head: Engine) -> Engine | None:
     return found
 
 
+class LentSequences:
+    """The part of a head that reads its target's cache: each of its sequences is one of the target's.
+
+    Drafts are pending in the head alone, until its ``commit`` of whatever path forgets them.
+    """
+
+    lender: Engine
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def length(self, sequence: int) -> int:
+        return self.lender.length(sequence)
+
+    def fork(self, sequence: int) -> int:
+        return self.lender.fork(sequence)
+
+    def trim(self, sequence: int, length: int) -> None:
+        self.commit(sequence, ())
+        self.lender.trim(sequence, min(length, self.lender.length(sequence)))
+
+    def saved_bytes(self, sequence: int) -> int:
+        return self.lender.saved_bytes(sequence)
+
+    def save(self, sequence: int) -> SavedSequence:
+        return self.lender.save(sequence)
+
+    def restore(self, saved: SavedSequence) -> int:
+        return self.lender.restore(saved)
+
+    def close_sequence(self, sequence: int) -> None:
+        self.commit(sequence, ())
+        self.lender.close_sequence(sequence)
+
+
+def check_lent(sequence: int, committed: int, num_pending: int) -> None:
+    """Raise ``ValueError`` where nothing can be drafted behind a sequence of the target."""
+    if num_pending or not committed:
+        raise ValueError(
+            f"sequence {sequence} of the target has {committed} committed tokens and {num_pending} pending nodes: "
+            "drafts follow one token or more, and none that is pending"
+        )
+
+
 class Block(Protocol):
     """What a head says in one pass of the tokens after a text. Valid until the head's next pass."""
 

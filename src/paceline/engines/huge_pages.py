@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from paceline.core.clock import Clock, WallClock
-from paceline.engines.control_groups import PROC, read_control_file
+from paceline.engines.memory import PROC, read_control_file
 
 Range: TypeAlias = tuple[int, int]
 """Addresses: the first, and the one behind the last."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, blame
 from paceline.core.fields import Flag, Option, described, same, setting, take_values
-from paceline.engines.limits import check_range
 from paceline.engines.memory import NO_OTHER_MEMORY, OtherMemory
 from paceline.models.description import describe
 from paceline.models.registry import MTP_DRAFT, names_own_draft
@@ -41,6 +40,32 @@ _INT32_MAX: Final = 2**31 - 1
 _MODELS = functools.partial(Flag, panel="Models")
 _SAMPLING = functools.partial(Flag, panel="Sampling")
 _OUTPUT = functools.partial(Flag, panel="Prompt and output")
+
+
+_OPTIONS: Final[Mapping[str, str]] = {
+    "context_length": "`context_length` (`DraftOptions.context_length` of a draft model)",
+    "max_sequences": "`max_sequences`",
+    "gpu_layers": "`gpu_layers` (`DraftOptions.gpu_layers` of a draft model)",
+    "threads": "`threads` (`DraftOptions.threads` of a draft model)",
+    "threads_batch": "`threads_batch` (`DraftOptions.threads_batch` of a draft model)",
+}
+_WAYS_OUT: Final[Mapping[str, str]] = {
+    "context_length": (
+        "give a number of tokens, or None for as much of the model's own as fits (0 on the command line for all of it)"
+    ),
+}
+
+
+def check_range(name: str, value: int | None, lowest: int, highest: int) -> None:
+    """Raise ``InputError`` if a setting is out of range, by the name of its option.
+
+    ``None`` leaves the choice to the engine.
+    """
+    if value is None or lowest <= value <= highest:
+        return
+    setting = _OPTIONS.get(name, name)
+    way_out = _WAYS_OUT.get(name, "choose a value in between")
+    raise InputError(f"{setting} is {value}, but must be from {lowest} to {highest}; {way_out}", field=name)
 
 
 def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:

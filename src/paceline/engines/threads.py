@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from paceline.engines.control_groups import GROUPS, PROC, group_folders
+from paceline.engines.memory import GROUPS, PROC, group_folders
 
 _VERSION_1: Final = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 """Files of a control group of version 1; version 2 has both figures in ``cpu.max``."""

@@ -22,7 +22,7 @@ from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RowLogits, Verifier, Walk
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.reading import read_rows
+from paceline.engines.exactness import read_rows
 from paceline.options import GenerateOptions
 from paceline.streams import Generation, Stream
 

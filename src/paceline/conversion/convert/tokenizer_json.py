@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import TokenType
 
-from paceline.conversion.convert.merges import merges_to_scores, scores_to_merges
 from paceline.conversion.convert.pretokenizers import parse_pre_tokenizer
-from paceline.conversion.convert.sentencepiece_model import read_sentencepiece
+from paceline.conversion.convert.sentencepiece_model import merges_to_scores, read_sentencepiece, scores_to_merges
 from paceline.conversion.convert.vocabulary import BYTE_TOKENS, PADDING_SCORE, ChatTemplate, TokenizerTables
 from paceline.core.errors import InputError, ModelFileError
 from paceline.models.files import explain_damaged_entries, read_json, read_json_if_present, read_text, write_json

@@ -18,7 +18,7 @@ from paceline.core.errors import CapabilityError, ClosedError, EngineError, Inpu
 from paceline.engines.base import Pooling
 from paceline.engines.context_length import choose_context_length
 from paceline.engines.llama_cpp import native
-from paceline.engines.llama_cpp.batch import NativeBatch
+from paceline.engines.llama_cpp.lines import NativeBatch
 from paceline.engines.llama_cpp.remarks import of_context, warn
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.llama_cpp.weights import free_model, read_model

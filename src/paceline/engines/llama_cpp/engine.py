@@ -24,8 +24,7 @@ from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRo
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
 from paceline.engines.llama_cpp import native
-from paceline.engines.llama_cpp.batch import NativeBatch
-from paceline.engines.llama_cpp.lines import Lines, NativeSequence, Placement
+from paceline.engines.llama_cpp.lines import Lines, NativeBatch, NativeSequence, Placement
 from paceline.engines.llama_cpp.loading import LoadedModel, load_model
 from paceline.engines.llama_cpp.native import get_logits_address
 from paceline.engines.llama_cpp.native_calls import deal_steps

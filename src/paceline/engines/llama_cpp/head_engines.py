@@ -4,32 +4,53 @@
 
     HeadEngine      reads tokens with states: MTP, EAGLE-3
     CacheReader     and the target's cache beside them: assistants of Gemma 4
-    BlockEngine     reads states alone, and says a block of tokens in one pass: DFlash, DSpark
+    BlockEngine     reads states alone, and says a block of tokens in one pass: DFlash, DSpark, where each token
+                    depends on the one before
+
+The cache of a block engine holds what the head makes of the target's states. A pass of it has either states, which are
+of text and stay, or blocks, which go as soon as they were said::
+
+    cache   h0  h1  ...  h(n-2)          states of the text, without its last token
+    block                        t(n-1)  mask  mask  mask        every row sees every other
+                                   │      d1    d2    d3         DFlash says d1 at the first mask,
+                                   d1     d2    d3    d4         and DSpark already at the root
+
+llama.cpp tells the two kinds of passes apart by whether rows have tokens. It says nothing where a block has only some
+outputs, has more rows than the head was trained for, or is still there when states come: none of that can be asked for.
+
+Source: https://arxiv.org/abs/2602.06036 (DFlash), https://arxiv.org/abs/2607.05147 (DSpark).
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import llama_cpp.llama_cpp as api
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, EngineError
-from paceline.engines.base import COMMITTED_END, SavedSequence, Step
+from paceline.core.errors import CapabilityError, EngineError, ModelFileError
+from paceline.engines.base import COMMITTED_END, LentSequences, Step, check_lent
 from paceline.engines.llama_cpp import native
-from paceline.engines.llama_cpp.blocks import Block, Follow
 from paceline.engines.llama_cpp.engine import LlamaCppEngine
 from paceline.engines.llama_cpp.heads import load_head
 from paceline.engines.llama_cpp.lines import NativeSequence, Placement
 from paceline.engines.llama_cpp.loading import LoadedModel
-from paceline.engines.llama_cpp.states import BlockForm, own_head, read_head
+from paceline.engines.llama_cpp.states import BlockForm, own_head, read_head, read_token_ids
 from paceline.engines.options import OUTPUT_STATE
 from paceline.engines.process_forks import native_threads
+from paceline.models.gguf_header import GgufHeader, read_gguf_header
+
+_LEAST_CHANCE: Final = 1e-7
+"""Confidences nearer to 0 or 1 are rounded away."""
 
 _SECTIONS: Final = 4
 """Positions of a row, where they have several sections; of text the first three are the same and the last is 0."""
@@ -65,8 +86,8 @@ class HeadEngine(LlamaCppEngine):
         self._start(loaded)
 
 
-class CacheReader(HeadEngine):
-    """A head that reads the cache of its target beside states: each of its sequences is one of the target's.
+class CacheReader(LentSequences, HeadEngine):
+    """A head that reads the cache of its target beside states.
 
     A row is read behind all committed tokens of the target, however many drafts there are before it, and leaves nothing
     in the cache. So drafts are pending here, for their states alone, until a commit of whatever path forgets them.
@@ -77,7 +98,7 @@ class CacheReader(HeadEngine):
     """
 
     def __init__(self, loaded: LoadedModel, lender: LlamaCppEngine) -> None:
-        self.lender = lender
+        self.lender: LlamaCppEngine = lender
         self._drafts: dict[int, NativeSequence] = {}
         super().__init__(loaded)
 
@@ -103,29 +124,6 @@ class CacheReader(HeadEngine):
             lender.commit(sequence, range(rows))
         return True
 
-    def length(self, sequence: int) -> int:
-        return self.lender.length(sequence)
-
-    def fork(self, sequence: int) -> int:
-        return self.lender.fork(sequence)
-
-    def trim(self, sequence: int, length: int) -> None:
-        self._drafts.pop(sequence, None)
-        self.lender.trim(sequence, min(length, self.lender.length(sequence)))
-
-    def saved_bytes(self, sequence: int) -> int:
-        return self.lender.saved_bytes(sequence)
-
-    def save(self, sequence: int) -> SavedSequence:
-        return self.lender.save(sequence)
-
-    def restore(self, saved: SavedSequence) -> int:
-        return self.lender.restore(saved)
-
-    def close_sequence(self, sequence: int) -> None:
-        self._drafts.pop(sequence, None)
-        self.lender.close_sequence(sequence)
-
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         if (drafts := self._drafts.pop(sequence, None)) is not None:
             drafts.pending.check_path(path)
@@ -133,11 +131,7 @@ class CacheReader(HeadEngine):
     def _state(self, sequence: int, *, even_torn: bool = False) -> NativeSequence:
         self._check_open()
         of_target = self.lender._state(sequence, even_torn=even_torn)
-        if of_target.pending.parents or not of_target.committed:
-            raise ValueError(
-                f"sequence {sequence} of the target has {of_target.committed} committed tokens and "
-                f"{len(of_target.pending)} pending nodes: drafts follow one token or more, and none that is pending"
-            )
+        check_lent(sequence, of_target.committed, len(of_target.pending))
         drafts = self._drafts.get(sequence)
         if drafts is None:
             drafts = self._drafts[sequence] = NativeSequence(of_target.main, None, self._state_rows.new_track())
@@ -277,6 +271,120 @@ class _BlockRows:
         engine._logit_rows(self._generation)  # waits for the pass, and knows whether there was another
         width = int(api.llama_model_n_embd_out(engine._loaded.model))
         return float(native.state_rows(engine._context, OUTPUT_STATE, row + 1, width)[row, 0])
+
+
+class Block:
+    """What a pass said of one sequence. See :class:`~paceline.engines.base.Block` for the contract.
+
+    Args:
+        rows: of the pass.
+        first: the row of what follows the root.
+        form: of the block.
+        follow: what each token adds to the next; ``None`` for nothing.
+    """
+
+    def __init__(self, rows: _BlockRows, first: int, form: BlockForm, follow: Follow | None) -> None:
+        self._rows = rows
+        self._first = first
+        self._form = form
+        self._follow = follow
+
+    def logits(self, drafted: Sequence[int]) -> FloatArray:
+        logits = self._rows.logits(self._row(drafted))
+        taken = self._taken(drafted)
+        if taken is None or self._follow is None:
+            return logits
+        return logits + self._follow.difference(drafted[-1], taken)
+
+    def confidence(self, drafted: Sequence[int]) -> float | None:
+        row = self._row(drafted)
+        if not self._form.says_confidence:
+            return None
+        said = self._rows.confidence(row)
+        taken = self._taken(drafted)
+        if taken is None or self._follow is None:
+            return said
+        said = min(max(said, _LEAST_CHANCE), 1.0 - _LEAST_CHANCE)
+        log_odds = math.log(said / (1.0 - said)) + self._follow.confidence_difference(drafted[-1], taken)
+        return 1.0 / (1.0 + math.exp(-log_odds))
+
+    def _row(self, drafted: Sequence[int]) -> int:
+        if len(drafted) >= self._form.size:
+            raise IndexError(f"a block has {self._form.size} tokens: none follows {len(drafted)} drafts")
+        return self._first + len(drafted)
+
+    def _taken(self, drafted: Sequence[int]) -> int | None:
+        """Return the token that llama.cpp took for the latest draft, the likeliest; ``None`` where it was that one.
+
+        Each row has it that the row before was followed by what is likeliest after all before were.
+        """
+        if self._follow is None or not drafted:
+            return None
+        taken = int(self._rows.logits(self._first + len(drafted) - 1).argmax())
+        return None if taken == drafted[-1] else taken
+
+
+class Follow:
+    """What DSpark adds to a row for the token before it: a product of two tables, of which llama.cpp keeps none apart.
+
+    The second table is read to memory when it is first needed, which under greedy decoding is never.
+    """
+
+    def __init__(self, path: Path, block: BlockForm) -> None:
+        header = read_gguf_header(path)
+        num_tokens = header.array_lengths["tokenizer.ggml.tokens"]
+        self._ids = read_token_ids(path)
+        self._num_tokens = num_tokens
+        self._before = _Table(path, header, "markov_w1.weight", num_tokens)
+        self._after = _Table(path, header, "markov_w2.weight", num_tokens if self._ids is None else len(self._ids))
+        self._scale = 1.0
+        if "markov_w2.scale" in header.tensors:
+            self._scale = float(_Table(path, header, "markov_w2.scale", 1).rows([0])[0, 0])
+        self._confidence = _Table(path, header, "conf_proj.weight", 1) if block.says_confidence else None
+
+    @cached_property
+    def _all_after(self) -> FloatArray:
+        return self._after.rows(slice(None)) * np.float32(self._scale)
+
+    def difference(self, token_id: int, other_id: int) -> FloatArray:
+        """Return what a row ``[vocab]`` has more after one token than after another."""
+        added = self._all_after @ self._step(token_id, other_id)
+        if self._ids is None:
+            return added
+        by_id = np.zeros(self._num_tokens, np.float32)
+        by_id[self._ids] = added
+        return by_id
+
+    def confidence_difference(self, token_id: int, other_id: int) -> float:
+        """Return by how much the log-odds of a row are higher after one token than after another."""
+        assert self._confidence is not None
+        step = self._step(token_id, other_id)
+        return float(self._confidence.rows([0])[0, -len(step) :] @ step)
+
+    def _step(self, token_id: int, other_id: int) -> FloatArray:
+        of_token, of_other = self._before.rows([token_id, other_id])
+        step: FloatArray = of_token - of_other
+        return step
+
+
+class _Table:
+    """A tensor in a file, of which rows are read as they are needed."""
+
+    def __init__(self, path: Path, header: GgufHeader, name: str, num_rows: int) -> None:
+        if name not in header.spans:
+            raise ModelFileError(f"{path} lacks {name}: convert it anew")
+        start, end = header.spans[name]
+        if (end - start) % num_rows:
+            raise ModelFileError(f"{path} has {name} of {end - start} bytes for {num_rows} tokens: convert it anew")
+        self._kind = GGMLQuantizationType(header.tensors[name])
+        self._data = np.memmap(path, np.uint8, "r", start, (num_rows, (end - start) // num_rows))
+
+    def rows(self, index: Sequence[int] | slice) -> FloatArray:
+        data = np.asarray(self._data[index])
+        if self._kind == GGMLQuantizationType.F32:
+            return data.view(np.float32)
+        rows: FloatArray = dequantize(data, self._kind)
+        return rows
 
 
 def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:

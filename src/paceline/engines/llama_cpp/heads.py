@@ -2,7 +2,7 @@
 
 llama.cpp runs an MTP layer by a context of its own kind, on the weights of the target or on those of a file that holds
 the layer alone; EAGLE-3 as a model with an encoder, which fuses the states of several layers to one; an assistant of
-Gemma 4 on the cache of its target; and DFlash as a model whose cache holds states (:mod:`.blocks`). It ends its process
+Gemma 4 on the cache of its target; and DFlash as a model whose cache holds states. It ends its process
 over much that does not fit, so that is refused before (:mod:`.states`).
 """
 

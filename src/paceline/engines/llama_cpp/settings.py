@@ -11,7 +11,6 @@ import llama_cpp.llama_cpp as api
 from paceline.core.errors import CapabilityError, InputError
 from paceline.engines import memory
 from paceline.engines.context_length import BYTES_OF_BOOKKEEPING, cell_bytes, choose_context_length
-from paceline.engines.limits import check_range
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.weights import used_devices
 from paceline.engines.options import (
@@ -20,6 +19,7 @@ from paceline.engines.options import (
     CacheType,
     ModelOptions,
     cache_types,
+    check_range,
     has_quantized_cache,
     is_quantized,
     memory_bytes,

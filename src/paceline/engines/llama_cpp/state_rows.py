@@ -12,8 +12,7 @@ from paceline.core.arrays import FloatArray
 from paceline.core.errors import EngineError
 from paceline.engines.base import Step
 from paceline.engines.llama_cpp import native
-from paceline.engines.llama_cpp.batch import NativeBatch
-from paceline.engines.llama_cpp.lines import NativeSequence
+from paceline.engines.llama_cpp.lines import NativeBatch, NativeSequence
 from paceline.engines.llama_cpp.loading import LoadedModel
 from paceline.engines.options import OUTPUT_STATE
 from paceline.engines.state_track import MAX_STATES, StateTrack, states_for_rows

@@ -22,7 +22,7 @@ import transformers
 
 from paceline.core.arrays import BoolArray, FloatArray, Int64Array
 from paceline.core.errors import CapabilityError, ModelFileError
-from paceline.engines.base import COMMITTED_END, SavedSequence, Step
+from paceline.engines.base import COMMITTED_END, LentSequences, Step, check_lent
 from paceline.engines.options import OUTPUT_STATE
 from paceline.engines.torch_hf.cells import SequenceCells
 from paceline.engines.torch_hf.engine import PackedRows, TorchHFEngine, row_ranges
@@ -48,8 +48,8 @@ class _Drafts(SequenceCells):
         return self.num_committed
 
 
-class TorchAssistant(TorchHead):
-    """A head that reads the cache of its target beside states: each of its sequences is one of the target's.
+class TorchAssistant(LentSequences, TorchHead):
+    """A head that reads the cache of its target beside states.
 
     Args:
         target: what it drafts for, which holds what its output layer reads.
@@ -62,7 +62,7 @@ class TorchAssistant(TorchHead):
 
     def __init__(self, target: TorchHFEngine, path: Path) -> None:
         target._check_open()
-        self.lender = target
+        self.lender: TorchHFEngine = target
         model, limits = target._model, target.capabilities
         self._name = f"assistant {display_name(path)}"
         assistant = _load(path, model)
@@ -101,39 +101,12 @@ class TorchAssistant(TorchHead):
             drafts.pending.check_path(path)
             self._pool.release(np.array(drafts.pending_cells, np.int64))
 
-    def length(self, sequence: int) -> int:
-        return self.lender.length(sequence)
-
-    def fork(self, sequence: int) -> int:
-        return self.lender.fork(sequence)
-
-    def trim(self, sequence: int, length: int) -> None:
-        self.commit(sequence, ())
-        self.lender.trim(sequence, min(length, self.lender.length(sequence)))
-
-    def saved_bytes(self, sequence: int) -> int:
-        return self.lender.saved_bytes(sequence)
-
-    def save(self, sequence: int) -> SavedSequence:
-        return self.lender.save(sequence)
-
-    def restore(self, saved: SavedSequence) -> int:
-        return self.lender.restore(saved)
-
-    def close_sequence(self, sequence: int) -> None:
-        self.commit(sequence, ())
-        self.lender.close_sequence(sequence)
-
     def _sequence(self, handle: int) -> SequenceCells:
         self._check_open()
         if self._torn:
             self._repair()
         of_target = self.lender._sequence(handle)
-        if len(of_target.pending) or not of_target.length:
-            raise ValueError(
-                f"sequence {handle} of the target has {of_target.length} committed tokens and "
-                f"{len(of_target.pending)} pending nodes: drafts follow one token or more, and none that is pending"
-            )
+        check_lent(handle, of_target.length, len(of_target.pending))
         drafts = self._sequences.get(handle)
         if drafts is None:
             drafts = self._sequences[handle] = _Drafts(DeviceTrack(self._track_width, self._device, self._dtype))

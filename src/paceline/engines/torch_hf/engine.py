@@ -16,8 +16,7 @@ from paceline.core.errors import CapabilityError, ClosedError, EngineError, Mode
 from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context_length import choose_context_length
-from paceline.engines.limits import check_range
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import ModelOptions, check_range
 from paceline.engines.pending_tree import check_step
 from paceline.engines.process_forks import native_threads
 from paceline.engines.threads import SpareCores, count_cores, usable_cores

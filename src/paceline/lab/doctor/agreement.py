@@ -17,7 +17,7 @@ import numpy as np
 from paceline.core.arrays import Float64Array, FloatArray, Int64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
-from paceline.engines.reading import read_rows
+from paceline.engines.exactness import read_rows
 from paceline.lab.doctor.answers import Place, WrittenAnswer, read_place
 from paceline.lab.doctor.measures import Depth, Tally, coupled_acceptance, depths
 from paceline.lab.intervals import Ratio
