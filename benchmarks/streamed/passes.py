@@ -37,7 +37,7 @@ from benchmarks.streamed.box import Limits, Outcome, measure_in_box
 from benchmarks.streamed.passing import CONTEXT, MMAP, STREAMED, VARIANTS
 from paceline.atomic_output import check_parent, temporary_folder
 from paceline.core.errors import EngineError, InputError
-from paceline.engines.limits import check_range
+from paceline.engines.options import check_range
 from paceline.models.registry import resolve_model
 from paceline.sizes import parse_bytes
 

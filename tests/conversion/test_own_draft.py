@@ -100,9 +100,9 @@ def test_a_type_that_there_is_none_of_is_refused_with_those_there_are(name: str)
 )
 def test_the_type_is_chosen_by_how_many_bits_the_target_has(target_type: str, chosen: str, tmp_path: Path) -> None:
     quantize_gguf(embedded_target(), tmp_path / "target.gguf", target_type)
-    draft = make_own_draft(tmp_path / "target.gguf")
-    assert describe(draft).file_type == chosen
-    assert draft.stat().st_size < 0.75 * (tmp_path / "target.gguf").stat().st_size
+    draft = OwnDraft().of(tmp_path / "target.gguf")
+    assert draft.path.name.endswith(f"-{chosen}.gguf")
+    assert draft.foreseen_bytes() < 0.75 * (tmp_path / "target.gguf").stat().st_size
 
 
 def test_a_target_that_is_that_small_already_is_refused_unless_a_type_is_named(tmp_path: Path, folder: Path) -> None:

@@ -45,7 +45,9 @@ def open_target(path: Path, layers: Sequence[int], **options: Any) -> LlamaCppEn
     )
 
 
-def answers(target: Engine, drafters: list[Drafter], depth: int, temperature: float) -> list[Answer]:
+def answers(
+    target: Engine, drafters: list[Drafter], depth: int, temperature: float, max_tokens: int = 70
+) -> list[Answer]:
     """Decode three requests at once."""
     policy = FixedPolicy(depth) if drafters else NO_SPECULATION
     loop = DecodingLoop(target, drafters, policy)
@@ -53,7 +55,7 @@ def answers(target: Engine, drafters: list[Drafter], depth: int, temperature: fl
     for number in range(3):
         params = SamplingParams(temperature, seed=number, allowed_token_ids=TOKENS)
         prompt = [(37 * number + 11 * index) % 250 + 3 for index in range(10 + 30 * number)]
-        found.append(Answer(loop.add(prompt, params, StopRules(70, ignore_end=True))))
+        found.append(Answer(loop.add(prompt, params, StopRules(max_tokens, ignore_end=True))))
     by_request = {answer.request: answer for answer in found}
     while loop.active:
         for emission in loop.step():
@@ -68,13 +70,15 @@ def check_answers(
     temperature: float,
     expected: Sequence[Answer] | None = None,
     what: str = "",
+    *,
+    max_tokens: int = 70,
 ) -> None:
     """Assert that answers with a head are those without, and that some of its drafts were accepted."""
-    expected = answers(target, [], 0, temperature) if expected is None else expected
-    actual = answers(target, [drafter], depth, temperature)
+    expected = answers(target, [], 0, temperature, max_tokens) if expected is None else expected
+    actual = answers(target, [drafter], depth, temperature, max_tokens)
     drafter.close()
     for one, other in zip(actual, expected, strict=True):
-        assert len(other.token_ids) == 70
+        assert len(other.token_ids) == max_tokens
         assert one.token_ids == other.token_ids, what
     counts = [answer.request.stats for answer in actual]
     assert 0 < sum(each.num_accepted for each in counts) < sum(each.num_drafted for each in counts), what

@@ -409,8 +409,9 @@ def test_pending_nodes_and_the_saved_of_others_are_refused(make_engine: Callable
         engine.restore(foreign)
     other.close()
     engine.forward([chain(sequence, [20], outputs=[])])
-    with pytest.raises(ValueError, match="pending"):
-        engine.save(sequence)
+    for ask in (engine.save, engine.fork):
+        with pytest.raises(ValueError, match="pending"):
+            ask(sequence)
 
 
 def test_without_room_nothing_is_restored_and_nothing_changes(make_engine: Callable[..., Engine]) -> None:
@@ -461,6 +462,7 @@ def test_a_step_that_breaks_the_contract_changes_nothing(engine: Engine) -> None
         [Step(sequence, [1, 2], [COMMITTED_END, 0], [1, 0])],  # wants rows out of order
         [Step(sequence, [], [], [])],  # has no rows
         [Step(sequence, [engine.vocabulary.size], [COMMITTED_END], [])],  # an unknown token
+        [Step(sequence, [-1], [COMMITTED_END], [])],
         [chain(sequence, [1] * (MAX_ROWS + 1), outputs=[])],  # more rows than a pass takes
         [chain(sequence, [1], outputs=[]), chain(sequence, [2], outputs=[])],  # two steps for one sequence
         [],
@@ -468,6 +470,8 @@ def test_a_step_that_breaks_the_contract_changes_nothing(engine: Engine) -> None
     for steps in bad_steps:
         with pytest.raises(ValueError, match=r"."):
             engine.forward(steps)
+    with pytest.raises(ClosedError):
+        engine.forward([chain(sequence + 9, [1])])
     row = engine.forward([chain(sequence, [70])]).logits(0, 0).copy()
     assert_same_row(engine, row, reference(engine, [*PROMPT, 70]))
 

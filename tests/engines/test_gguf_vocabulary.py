@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,12 @@ from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[GgufVocabulary]:
+    with open_vocabulary(embedded_draft()) as vocabulary:
+        yield vocabulary
 
 
 @pytest.mark.parametrize("turn", range(5))
@@ -149,9 +156,11 @@ def test_tokens_that_overlap_are_left_to_llama_cpp_and_are_bounded() -> None:
     ),
     parse_special=st.booleans(),
 )
-def test_what_is_read_in_pieces_has_the_tokens_of_the_whole(parts: list[str], parse_special: bool) -> None:
-    text = "".join(parts)
-    with open_vocabulary(embedded_draft()) as vocabulary, pytest.MonkeyPatch.context() as patch:
+def test_what_is_read_in_pieces_has_the_tokens_of_the_whole(
+    embedded: GgufVocabulary, parts: list[str], parse_special: bool
+) -> None:
+    text, vocabulary = "".join(parts), embedded
+    with pytest.MonkeyPatch.context() as patch:
         whole = vocabulary.tokenize(text, parse_special=parse_special)
         patch.setattr("paceline.engines.llama_cpp.vocabulary.LONG", 0)
         assert vocabulary.tokenize(text, parse_special=parse_special) == whole

@@ -4,7 +4,6 @@ fresh engine that was fed the plain text.
 
 from __future__ import annotations
 
-import gc
 import random
 import shlex
 import sys
@@ -326,10 +325,9 @@ def test_any_history_gives_the_logits_of_the_plain_text(exact: Path, reference: 
     engine.close()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_any_history_with_random_weights(architecture: str, tmp_path: Path) -> None:
-    """Gemma 3 has sliding windows, here of 48 tokens, whose cells llama.cpp would reuse too early."""
-    path = write_model(tmp_path / "model.gguf", architecture)
+def test_any_history_with_sliding_windows(tmp_path: Path) -> None:
+    """Gemma 3 has windows, here of 48 tokens, whose cells llama.cpp would reuse too early."""
+    path = write_model(tmp_path / "model.gguf", "gemma3")
     reference = Reference(path)
     floored = 0
     for seed in range(4):
@@ -339,41 +337,11 @@ def test_any_history_with_random_weights(architecture: str, tmp_path: Path) -> N
         assert caller.compared > 150
         floored += caller.floored
         engine.close()
-    assert (floored > 0) == (architecture == "gemma3")
+    assert floored > 0
     reference.engine.close()
 
 
 # --- directed cases of the same ---------------------------------------------------------------------------------------
-
-
-def test_a_long_prompt_in_chunks(exact: Path) -> None:
-    prompt = random.Random(3).choices(range(1, 4000), k=130)
-    whole, parts = load(exact), load(exact, batch_rows=17)
-    assert_close(feed(parts, parts.open(), prompt), feed(whole, whole.open(), prompt))
-
-
-def test_a_chunked_prompt_may_stay_pending(engine: LlamaCppEngine, reference: Reference) -> None:
-    sequence = engine.open()
-    engine.forward([chain(sequence, [1, 2, 3])])
-    engine.forward([chain(sequence, [4, 5], after=2)])
-    found = np.array(engine.forward([chain(sequence, [6], after=4)]).logits(0, 0))
-    assert_close(found, reference([1, 2, 3, 4, 5, 6]))
-    engine.commit(sequence, [0, 1, 2, 3])
-    assert_close(feed(engine, sequence, [9]), reference([1, 2, 3, 4, 9]))
-
-
-def test_outputs_come_in_the_order_asked_for(exact: Path, reference: Reference) -> None:
-    engine = load(exact, max_sequences=3)
-    texts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    wanted = [[0, 2], [], [1, 3]]
-    output = engine.forward(
-        [chain(engine.open(), text, outputs=rows) for text, rows in zip(texts, wanted, strict=True)]
-    )
-    for step, (text, rows) in enumerate(zip(texts, wanted, strict=True)):
-        for number, row in enumerate(rows):
-            assert_close(output.logits(step, number), reference(text[: row + 1]))
-        with pytest.raises(IndexError, match="outputs"):
-            output.logits(step, len(rows))
 
 
 def test_chains_cost_no_native_calls_unless_rejected(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,22 +568,6 @@ def test_idle_branches_of_other_sequences_are_taken(exact: Path, reference: Refe
             engine.close_sequence(sequence)
 
 
-def test_no_cells_left_changes_nothing(exact: Path, reference: Reference) -> None:
-    engine = load(exact, context_length=200, max_sequences=2, cells=200)  # llama.cpp rounds up to 256
-    first, second = engine.open(), engine.open()
-    feed(engine, first, [1] * 180)
-    feed(engine, second, [2] * 70)
-    with pytest.raises(NoRoomError, match="cells"):
-        engine.forward(
-            [
-                Step(second, [3, 4, 5, 6], [COMMITTED_END, COMMITTED_END, 0, 1], []),
-                chain(first, [7, 8, 9]),
-            ]
-        )
-    check_ids(engine)
-    assert_close(feed(engine, second, [3, 4]), reference([*[2] * 70, 3, 4]))
-
-
 def fail_by_abort(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     callbacks = [api.ggml_abort_callback(lambda _: True), api.ggml_abort_callback()]
     api.llama_set_abort_callback(engine._context, callbacks[0], None)
@@ -667,26 +619,6 @@ def test_a_failed_pass_changes_nothing(
     assert_close(feed(engine, first, [19]), reference([1, 2, 3, 6, 8, 16, 19]))
 
 
-def test_limits_are_checked_before_llama_cpp_is_asked(exact: Path, reference: Reference) -> None:
-    engine = load(exact, batch_rows=8, output_rows=4, max_sequences=2)
-    first, second = engine.open(), engine.open()
-    with pytest.raises(ValueError, match=r"9 rows .* 8"):
-        engine.forward([chain(first, [1] * 5), chain(second, [1] * 4)])
-    with pytest.raises(ValueError, match=r"5 rows .* 4"):
-        engine.forward([chain(first, [1] * 5, outputs=range(5))])
-    with pytest.raises(ValueError, match="vocabulary"):
-        engine.forward([chain(first, [1, 4096])])
-    with pytest.raises(ValueError, match="vocabulary"):
-        engine.forward([chain(first, [-1])])
-    with pytest.raises(ValueError, match="one step a sequence"):
-        engine.forward([chain(first, [1]), chain(first, [2])])
-    engine.forward([chain(first, [1])])
-    with pytest.raises(ValueError, match="pending"):
-        engine.fork(first)
-    engine.commit(first, [])
-    assert_close(feed(engine, first, [5]), reference([5]))
-
-
 def test_without_branches_there_are_chains_only(exact: Path) -> None:
     engine = load(exact, branches=0)
     assert not engine.capabilities.trees
@@ -709,6 +641,14 @@ def test_logits_are_borrowed_and_read_only(engine: LlamaCppEngine) -> None:
     output.wait()
     with pytest.raises(EngineError, match="another pass"):
         output.logits(0, 0)
+    with pytest.raises(IndexError, match="outputs"):
+        output.logits(0, 2)
+
+
+def test_logits_are_those_of_so_many_rows(exact: Path) -> None:
+    engine = load(exact, output_rows=4)
+    with pytest.raises(ValueError, match=r"5 rows .* 4"):
+        engine.forward([chain(engine.open(), [1] * 5, outputs=range(5))])
 
 
 def test_after_closing_nothing_touches_freed_memory(exact: Path) -> None:
@@ -723,11 +663,8 @@ def test_after_closing_nothing_touches_freed_memory(exact: Path) -> None:
         lambda: engine.description,
         lambda: engine.vocabulary,
         lambda: engine.capabilities,
-        engine.open,
         engine.decode_counters,
         engine.reset_decode_counters,
-        lambda: engine.commit(sequence, []),
-        lambda: engine.forward([chain(sequence, [1])]),
         lambda: output.logits(0, 0),
         output.wait,
         lambda: vocabulary.tokenize("text"),
@@ -739,11 +676,9 @@ def test_after_closing_nothing_touches_freed_memory(exact: Path) -> None:
 
 
 def test_an_engine_that_is_dropped_is_freed(exact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.collect()  # what other tests left behind is not what is counted
     freed: list[str] = []
     record(monkeypatch, "llama_model_free", freed)
     vocabulary = load(exact).vocabulary
-    gc.collect()
     assert freed == ["llama_model_free"]
     with pytest.raises(ClosedError):
         vocabulary.tokenize("text")
@@ -780,26 +715,6 @@ def test_passes_run_on_as_many_threads_as_others_leave_cores_for(
 # --- recurrent models -------------------------------------------------------------------------------------------------
 
 
-def test_a_hybrid_model_steps_back_within_its_latest_pass(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", "lfm2")
-    reference = Reference(path, rollback=False)
-    engine = load(path, max_sequences=2)
-    assert not engine.capabilities.trees
-    assert engine.capabilities.max_rollback == 16
-    sequence = engine.open()
-    feed(engine, sequence, [1, 2, 3])
-    text = [1, 2, 3]
-    for accepted in (1, 4, 2, 3, 1):
-        output = engine.forward([chain(sequence, [5, 6, 7, 8], outputs=range(4))])
-        for row in range(4):
-            assert_close(output.logits(0, row), reference([*text, *[5, 6, 7, 8][: row + 1]]), 0.01)
-        engine.commit(sequence, range(accepted))
-        text += [5, 6, 7, 8][:accepted]
-    fork = engine.fork(sequence)
-    for handle in (fork, sequence):
-        assert_close(feed(engine, handle, [10]), reference([*text, 10]), 0.01)
-
-
 @pytest.mark.parametrize(
     ("weights", "sequences", "expected"), [(5_400, 1, 16), (5_400, 4, 5), (5_400, 16, 4), (18_000, 4, 16)]
 )
@@ -828,39 +743,20 @@ def test_recurrent_states_to_step_back_to_take_a_share_of_what_the_weights_take(
     assert model_settings._count_snapshots(about, sequences) == expected
 
 
-def test_a_hybrid_model_refuses_what_would_restore_an_old_state(tmp_path: Path) -> None:
-    engine = load(write_model(tmp_path / "model.gguf", "lfm2"))
-    sequence = engine.open()
-    feed(engine, sequence, [1, 2, 3])
-    engine.forward([chain(sequence, [4, 5])])
-    engine.forward([chain(sequence, [6, 7], after=1)])
-    for path in ([], [0], [0, 1]):  # further back than the first row of the latest pass
-        with pytest.raises(CapabilityError, match="step back"):
-            engine.commit(sequence, path)
-    engine.commit(sequence, [0, 1, 2])
-    with pytest.raises(CapabilityError, match="step back"):
-        engine.trim(sequence, 5)
-    assert engine.length(sequence) == 6
-    engine.trim(sequence, 0)
-    assert engine.length(sequence) == 0
-    feed(engine, sequence, [1])
-
-
-@pytest.mark.parametrize("architecture", ["lfm2", "mamba"])
-def test_a_recurrent_state_is_saved_as_it_is_and_cannot_be_trimmed(architecture: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", architecture)
+def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "mamba")
+    for refused in (load, paceline.load):
+        with pytest.raises(CapabilityError, match="`policy=NO_SPECULATION`"):
+            refused(path)
+    with paceline.load(path, policy=paceline.NO_SPECULATION) as model:
+        assert len(model.generate([1, 2], max_tokens=4, ignore_end=True).token_ids) == 4
     reference = Reference(path, rollback=False)
-    engine = load(path, max_sequences=3, rollback=architecture == "lfm2")
-    assert (engine.capabilities.cells is None) == (architecture == "mamba")
+    engine = load(path, max_sequences=3, rollback=False)
+    assert (engine.capabilities.max_rollback, engine.capabilities.cells) == (0, None)
     sequence = engine.open()
     feed(engine, sequence, [1, 2, 3])
-    text = [1, 2, 3, 5, 6]
-    if engine.capabilities.max_rollback:
-        engine.forward([chain(sequence, [5, 6, 7, 8])])
-        engine.commit(sequence, range(2))
-    else:
-        feed(engine, sequence, [5, 6])
-    saved = engine.save(sequence)  # of a state that was stepped back, too
+    assert_close(feed(engine, sequence, [5, 6]), reference([1, 2, 3, 5, 6]), 0.01)
+    saved = engine.save(sequence)
     assert (saved.length, saved.floor) == (5, 5)
     feed(engine, sequence, [9, 9])
     restored = [engine.restore(saved), engine.restore(saved)]
@@ -868,15 +764,8 @@ def test_a_recurrent_state_is_saved_as_it_is_and_cannot_be_trimmed(architecture:
         engine.trim(restored[0], 4)
     engine.close_sequence(sequence)
     for token_id, handle in enumerate(restored, 10):
-        assert_close(feed(engine, handle, [token_id]), reference([*text, token_id]), 0.01)
-    if engine.capabilities.max_rollback:
-        output = engine.forward([chain(restored[0], [5, 6, 7, 8], outputs=range(4))])
-        for row in range(4):
-            assert_close(output.logits(0, row), reference([*text, 10, *[5, 6, 7, 8][: row + 1]]), 0.01)
-        engine.commit(restored[0], range(1))
-        assert_close(feed(engine, restored[0], [4]), reference([*text, 10, 5, 4]), 0.01)
-    fork = engine.fork(restored[1])
-    assert_close(feed(engine, fork, [12]), reference([*text, 11, 12]), 0.01)
+        assert_close(feed(engine, handle, [token_id]), reference([1, 2, 3, 5, 6, token_id]), 0.01)
+    assert_close(feed(engine, engine.fork(restored[1]), [12]), reference([1, 2, 3, 5, 6, 11, 12]), 0.01)
 
 
 @pytest.mark.parametrize("where", ["forward", "commit"])
@@ -947,41 +836,14 @@ def test_a_sequence_that_was_torn_can_be_closed_and_all_its_ids_are_free(
     assert engine.length(kept) == 3
 
 
-def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", "mamba")
-    with pytest.raises(CapabilityError, match="`policy=NO_SPECULATION`"):
-        load(path)
-    engine = load(path, rollback=False)
-    assert engine.capabilities.max_rollback == 0
-    sequence = engine.open()
-    feed(engine, sequence, [1, 2])
-    assert_close(feed(engine, sequence, [3]), Reference(path, rollback=False)([1, 2, 3]), 0.01)
-
-
-def test_the_way_out_for_a_model_that_cannot_roll_back_is_a_way_out(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", "mamba")
-    with pytest.raises(CapabilityError, match="`policy=NO_SPECULATION`"):
-        paceline.load(path)
-    with paceline.load(path, policy=paceline.NO_SPECULATION) as model:
-        assert len(model.generate([1, 2], max_tokens=4, ignore_end=True).token_ids) == 4
-
-
 # --- files that do not load -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is not a GGUF file: it is empty"),
-        (b"PK\3\4 and more", "is not a GGUF file: it begins with the bytes 50 4b 03 04; convert the model"),
         (b"root:x:0", "is not a GGUF file: it begins with 'root'; convert the model"),
-        (slice(0, 6), "truncated or damaged: it ends within its header"),
-        (slice(0, 3000), "truncated or damaged: it ends within its header"),
-        (slice(0, 500_000), "truncated or damaged: its tensors end at byte"),
         (slice(0, -1), "truncated or damaged: its tensors end at byte"),
-        ((b"GGUF\3", b"GGUF\143"), "version 99, and up to 3 can be read; upgrade paceline and llama-cpp-python"),
-        ((b"GGUF\3", b"GGUF\1"), "version 1, which llama.cpp no longer reads; convert the original model again"),
-        ((b"GGUF\3\0\0\0", b"GGUF\0\0\0\3"), "big-endian GGUF file.*; convert a copy with: gguf-convert-endian"),
         ((b"llama", b"lxama"), "unknown model architecture: 'lxama'; a newer llama-cpp-python"),
         ((b"llama.block_count", b"llama.black_count"), "key not found in model: llama.block_count"),
     ],
@@ -1050,10 +912,7 @@ def test_encoder_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"context_length": 0}, r"`context_length` \(.*\) is 0"),
         ({"batch_rows": -1}, "batch_rows is -1"),
-        ({"threads": 0}, r"`threads` \(.*\) is 0"),
-        ({"gpu_layers": -2}, r"`gpu_layers` \(.*\) is -2"),
         ({"cells": 100}, "cells is 100, but one context is 256"),
         ({"max_sequences": 250, "branches": 20}, "270 sequence ids"),
         ({"devices": ("CUDA7",)}, "device 'CUDA7' is not available; choose from "),

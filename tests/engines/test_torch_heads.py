@@ -396,10 +396,9 @@ def test_answers_are_those_of_plain_decoding(
 ) -> None:
     """Several at once, of which not all have room to the end."""
     write_head(tmp_path / "head", form)
-    target = start(model, hold_states=READS[form], context_length=256, max_sequences=3, cells=300)
-    check_answers(
-        target, HeadDrafter(TorchHead(target, tmp_path / "head"), target=target.vocabulary), depth, temperature
-    )
+    target = start(model, hold_states=READS[form], context_length=256, max_sequences=3, cells=200)
+    drafter = HeadDrafter(TorchHead(target, tmp_path / "head"), target=target.vocabulary)
+    check_answers(target, drafter, depth, temperature, max_tokens=35)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -467,8 +466,8 @@ def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path, capfd: pyt
     write_head(head, "SpecForge", said={"max_position_embeddings": 40})
     capfd.readouterr()
     with paceline.load(folder, draft=head, policy=FixedPolicy(3), context_length=128) as model:
-        answer = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1)
-        plain = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1, speculate=False)
+        answer = model.generate("a text", max_tokens=30, allowed_token_ids=TOKENS, seed=1)
+        plain = model.generate("a text", max_tokens=30, allowed_token_ids=TOKENS, seed=1, speculate=False)
     assert answer.text == plain.text
     assert answer.stats.num_accepted > 0
     captured = capfd.readouterr()
@@ -680,18 +679,19 @@ def draft_as_transformers(gemma: Any, assistant: Any, text: list[int], drafted: 
 def test_answers_with_an_assistant_are_those_of_plain_decoding(gemma: Any, tmp_path: Path) -> None:
     temperature = 0.8 if gemma.config.num_kv_shared_layers else 0.0
     write_assistant(tmp_path / "head")
-    target = start(gemma, hold_states=(OUTPUT_STATE,), context_length=256, max_sequences=3, cells=300)
+    target = start(gemma, hold_states=(OUTPUT_STATE,), context_length=256, max_sequences=3, cells=200)
     head = TorchAssistant(target, tmp_path / "head")
-    check_answers(target, CacheHeadDrafter(head, target=target.vocabulary), 3, temperature)
+    check_answers(target, CacheHeadDrafter(head, target=target.vocabulary), 3, temperature, max_tokens=35)
 
 
+@pytest.mark.parametrize("gemma", ["31B"], indirect=True)
 def test_a_model_is_loaded_with_its_assistant(gemma: Any, tmp_path: Path) -> None:
     gemma.save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     write_assistant(tmp_path / "head")
     with paceline.load(tmp_path / "target", draft=tmp_path / "head", context_length=128) as model:
-        answer = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1)
-        plain = model.generate("a text", max_tokens=60, allowed_token_ids=TOKENS, seed=1, speculate=False)
+        answer = model.generate("a text", max_tokens=30, allowed_token_ids=TOKENS, seed=1)
+        plain = model.generate("a text", max_tokens=30, allowed_token_ids=TOKENS, seed=1, speculate=False)
     assert answer.text == plain.text
     write_assistant(tmp_path / "other", backbone_hidden_size=48)
     with pytest.raises(CapabilityError, match="its backbone_hidden_size is 48, not 64; give the assistant"):
@@ -754,7 +754,7 @@ def with_mtp(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 
 def open_with_mtp(path: Path) -> TorchHFEngine:
-    options = ModelOptions(path, context_length=256, max_sequences=3, cells=300, threads=1, hold_states=(OUTPUT_STATE,))
+    options = ModelOptions(path, context_length=256, max_sequences=3, cells=200, threads=1, hold_states=(OUTPUT_STATE,))
     return TorchHFEngine(options)
 
 
@@ -793,13 +793,13 @@ def test_what_an_mtp_layer_says_is_what_transformers_makes_of_it(with_mtp: Path)
 def test_answers_with_an_mtp_layer_are_those_of_plain_decoding(with_mtp: Path) -> None:
     temperature = 0.0 if with_mtp.name == "mellum" else 0.8
     target = open_with_mtp(with_mtp)
-    check_answers(target, HeadDrafter(TorchHead(target), target=target.vocabulary), 3, temperature)
+    check_answers(target, HeadDrafter(TorchHead(target), target=target.vocabulary), 3, temperature, max_tokens=35)
 
 
 def test_a_model_drafts_with_its_mtp_layer_where_it_has_one(with_mtp: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     with paceline.load(with_mtp, policy=FixedPolicy(3), context_length=128) as model:
-        answer = model.generate("a text", max_tokens=40, allowed_token_ids=TOKENS, seed=1)
+        answer = model.generate("a text", max_tokens=30, allowed_token_ids=TOKENS, seed=1)
     assert answer.stats.num_drafted > 0
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
@@ -807,7 +807,7 @@ def test_a_model_drafts_with_its_mtp_layer_where_it_has_one(with_mtp: Path, capf
     weights = {name: each for name, each in weights.items() if "eh_proj" not in name and name != "mtp.fc.weight"}
     save_file(weights, with_mtp / "model.safetensors", {"format": "pt"})
     with paceline.load(with_mtp, policy=FixedPolicy(3), context_length=128) as model:
-        assert model.generate("a text", max_tokens=40, allowed_token_ids=TOKENS, seed=1).text == answer.text
+        assert model.generate("a text", max_tokens=30, allowed_token_ids=TOKENS, seed=1).text == answer.text
     with pytest.raises(InputError, match="has no MTP layer that drafts here"):
         paceline.load(with_mtp, draft="mtp", context_length=128)
 

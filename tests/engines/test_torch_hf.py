@@ -49,15 +49,12 @@ from paceline.core.errors import (
 )
 from paceline.core.vocabulary import InfillTokens
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.options import (
-    OUTPUT_STATE,
-    ModelOptions,
-)
+from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.torch_hf import engine as torch_engine
 from paceline.engines.torch_hf.engine import TorchHFEngine
 from paceline.engines.torch_hf.loading import longest_context
 from paceline.engines.torch_hf.vocabulary import TokenizerVocabulary
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_draft
 
 TOLERANCE = 1e-5
 """In float32, for logits of about 5."""
@@ -319,21 +316,6 @@ def test_a_full_pool_refuses_the_pass_and_changes_nothing() -> None:
     assert_plain(output.logits(1, 0), model, [9, 10, 11, 30, 31])
 
 
-def test_forks_share_cells_until_the_last_one_is_closed() -> None:
-    model = tiny()
-    engine = start(model, cells=12, max_sequences=3)
-    original = prefilled(engine, range(8))
-    forks = [engine.fork(original), engine.fork(original)]
-    engine.close_sequence(original)
-    engine.trim(forks[0], 6)
-    output = engine.forward([chain(forks[0], [50]), chain(forks[1], [51])])
-    assert_plain(output.logits(0, 0), model, [0, 1, 2, 3, 4, 5, 50])
-    assert_plain(output.logits(1, 0), model, [0, 1, 2, 3, 4, 5, 6, 7, 51])
-    for fork in forks:
-        engine.close_sequence(fork)
-    assert_plain(engine.forward([chain(engine.open(), range(12))]).logits(0, 0), model, range(12))
-
-
 @pytest.mark.parametrize("layer", [0, 1])
 def test_an_exception_in_the_model_changes_nothing(layer: int) -> None:
     model = build(*ARCHITECTURES["llama"])
@@ -350,30 +332,6 @@ def test_an_exception_in_the_model_changes_nothing(layer: int) -> None:
     hook.remove()
     output = engine.forward([Step(sequence, [23, 24, 25, 26], [0, 1, 2, 3], [3])])
     assert_plain(output.logits(0, 0), model, [5, 6, 7, 20, 23, 24, 25, 26])
-
-
-def test_a_step_for_one_sequence_twice_or_with_an_unknown_token_is_refused() -> None:
-    engine = start(max_rows=4)
-    sequence = engine.open()
-    for steps in (
-        [chain(sequence, [VOCAB_SIZE])],
-        [chain(sequence, [-1])],
-        [chain(sequence, [1]), chain(sequence, [2])],
-        [chain(sequence, [1] * 5)],
-        [],
-    ):
-        with pytest.raises(ValueError, match=r"vocabulary|one step|1 to 4 rows"):
-            engine.forward(steps)
-    with pytest.raises(ClosedError, match="not open"):
-        engine.forward([chain(sequence + 1, [1])])
-
-
-def test_a_fork_of_pending_nodes_is_refused() -> None:
-    engine = start()
-    sequence = engine.open()
-    engine.forward([chain(sequence, [1, 2])])
-    with pytest.raises(ValueError, match="2 pending"):
-        engine.fork(sequence)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
@@ -599,77 +557,54 @@ def test_attention_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
         load(tmp_path, attention="sdpa")
 
 
-def _remove_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
+def _config(**changes: Any) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return damage
 
 
-def _break_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "llama",')
+def _write(name: str, content: bytes | slice) -> Callable[[Path], object]:
+    """Write a file anew, or a part of what is there."""
+
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[content])
+
+    return damage
 
 
-def _name_unknown_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "abacus"}')
-
-
-def _name_vision_model(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "vit"}')
-
-
-def _remove_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def _empty_weights(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"")
-
-
-def _pickle_weights(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin").write_bytes(b"weights")
-
-
-def _truncate_weights(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:5000])
-
-
-def _forget_a_layer(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = 3
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _end_at_a_word(folder: Path) -> None:
-    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
-
-
-def _stretch_by_nothing(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "longrope"}}))
-
-
-def _remove_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
+WEIGHTS = "model.safetensors"
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_remove_config, "has no config.json"),
-        (_break_config, "config.json"),
-        (_name_unknown_architecture, "abacus"),
-        (_name_vision_model, "no causal language model"),
-        (_remove_weights, r"has no weights; get its \*\.safetensors files"),
-        (_empty_weights, r"model\.safetensors holds no weights: it is empty"),
-        (_pickle_weights, "pickled weights that cannot be read; copy or download"),
-        (_truncate_weights, "cannot be loaded"),
-        (_forget_a_layer, r"lacks \d+ weights .*layers\.2\."),
-        (_remove_tokenizer, "cannot be loaded"),
-        (_end_at_a_word, "eos_token_id 'x', and token ids are whole numbers"),
-        (_stretch_by_nothing, "cannot be loaded|entry that is not what it should be"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (_write("config.json", b'{"model_type": "llama",'), "config.json"),
+        (_config(model_type="abacus"), "abacus"),
+        (_config(model_type="vit"), "no causal language model"),
+        (lambda folder: (folder / WEIGHTS).unlink(), r"has no weights; get its \*\.safetensors files"),
+        (_write(WEIGHTS, b""), r"model\.safetensors holds no weights: it is empty"),
+        (
+            lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin").write_bytes(b"weights"),
+            "pickled weights that cannot be read; copy or download",
+        ),
+        (_write(WEIGHTS, slice(5000)), "cannot be loaded"),
+        (_config(num_hidden_layers=3), r"lacks \d+ weights .*layers\.2\."),
+        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "cannot be loaded"),
+        (
+            _write("generation_config.json", b'{"eos_token_id": "x"}'),
+            "eos_token_id 'x', and token ids are whole numbers",
+        ),
+        (
+            _config(rope_scaling={"rope_type": "longrope"}),
+            "cannot be loaded|entry that is not what it should be",
+        ),
     ],
 )
-def test_a_damaged_folder_is_one_clear_line(folder: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_folder_is_one_clear_line(folder: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(folder)
     with pytest.raises(ModelFileError, match=message) as caught:
         load(folder)
@@ -708,39 +643,26 @@ def gguf_support() -> None:
 
 
 @pytest.mark.usefixtures("gguf_support")
-@pytest.mark.parametrize("path_of", [embedded_draft, embedded_target])
-def test_a_gguf_file_loads_and_agrees_with_its_plain_forward(path_of: Callable[[], Path]) -> None:
-    path = path_of()
-    engine = load(path, context_length=256)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-    text = engine.vocabulary.tokenize("def mean(values):\n    return sum(values) / len(values)\n")
-    sequence = prefilled(engine, text)
-    output = engine.forward([Step(sequence, [40, 41, 42], [COMMITTED_END, COMMITTED_END, 0], range(3))])
-    for row, path_tokens in enumerate([[40], [41], [40, 42]]):
-        expected = plain(model, text + path_tokens)
-        np.testing.assert_allclose(output.logits(0, row), expected, rtol=0, atol=engine.capabilities.logit_tolerance)
-
-
-@pytest.mark.usefixtures("gguf_support")
-def test_the_vocabulary_of_a_gguf_file_is_whole() -> None:
-    vocabulary = load(embedded_draft()).vocabulary
-    assert vocabulary.kind == "bpe"
-    assert vocabulary.size == 4096
-    assert vocabulary.end_ids
-    for text in ("for i in range(10):\n\tprint(i)", "naïve 🙂 \x00 <|endoftext|>", "日本語"):
-        token_ids = vocabulary.tokenize(text)
-        assert b"".join(map(vocabulary.token_bytes, token_ids)) == text.encode()
-    assert {vocabulary.token_bytes(token_id) for token_id in vocabulary.end_ids} == {b""}
-
-
-@pytest.mark.usefixtures("gguf_support")
-def test_a_gguf_file_ends_where_it_ends_in_llama_cpp(tmp_path: Path) -> None:
+def test_a_gguf_file_agrees_with_its_plain_forward_and_ends_where_it_ends_in_llama_cpp(tmp_path: Path) -> None:
     from tests.models.helpers import with_last_tokens
 
     from paceline.engines.llama_cpp.ends import read_end_ids
 
     path = with_last_tokens(tmp_path / "model.gguf", ["<|im_end|>"])
-    assert load(path).vocabulary.end_ids == read_end_ids(path) == {0, 4095}
+    engine = load(path, context_length=256)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    vocabulary = engine.vocabulary
+    text = vocabulary.tokenize("def mean(values):\n    return sum(values) / len(values)\n")
+    sequence = prefilled(engine, text)
+    output = engine.forward([Step(sequence, [40, 41, 42], [COMMITTED_END, COMMITTED_END, 0], range(3))])
+    for row, path_tokens in enumerate([[40], [41], [40, 42]]):
+        expected = plain(model, text + path_tokens)
+        np.testing.assert_allclose(output.logits(0, row), expected, rtol=0, atol=engine.capabilities.logit_tolerance)
+    assert (vocabulary.kind, vocabulary.size) == ("bpe", 4096)
+    assert vocabulary.end_ids == read_end_ids(path) == {0, 4095}
+    assert {vocabulary.token_bytes(token_id) for token_id in vocabulary.end_ids} == {b""}
+    for spelled in ("for i in range(10):\n\tprint(i)", "naïve 🙂 \x00 <|endoftext|>", "日本語"):
+        assert b"".join(map(vocabulary.token_bytes, vocabulary.tokenize(spelled))) == spelled.encode()
 
 
 def test_a_gguf_file_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

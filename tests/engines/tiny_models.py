@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,58 @@ MASK_ID = 299
 
 BYTE_VOCABULARY_SIZE = 300
 """Of those with a token for every byte."""
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _write(
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    add_tokenizer: Callable[[Any], object],
+) -> Path:
+    """Write a file; the keys of the metadata get the architecture's name, but for those of the tokenizer."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, architecture)
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+    for key, value in metadata.items():
+        if value is not None:
+            add[type(value)](key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
+    add_tokenizer(writer)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _drawn(rng: np.random.Generator, shapes: Shapes, embedding: float | None = 0.5) -> dict[str, Any]:
+    """Draw weights, of embeddings with that spread where one is given."""
+    return {
+        name: rng.normal(
+            0, embedding if embedding and name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1]), shape
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def _drawn_norms(rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {f"{name}.weight": (1 + 0.1 * rng.standard_normal(size)).astype(np.float32) for name, size in sizes.items()}
+
+
+def _attention(layer: int, width: int, heads: int, kv_heads: int) -> Shapes:
+    kv = width * kv_heads // heads
+    shapes = {"attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width)}
+    return {f"blk.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _feed_forward(layer: int, width: int, wide: int) -> Shapes:
+    shapes = {"ffn_gate": (wide, width), "ffn_up": (wide, width), "ffn_down": (width, wide)}
+    return {f"blk.{layer}.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def write_model(
@@ -49,132 +101,83 @@ def write_model(
         layers: of architectures whose number of layers is not fixed here.
         flags: as ``add_eos_token``.
     """
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
-    width, wide = 16 * heads, 48
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(256)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(wide)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_layer_norm_eps(1e-5)
-    vocabulary_size = VOCABULARY_SIZE
-    if tokenizer is None:
-        writer.add_tokenizer_model("no_vocab")
-        writer.add_vocab_size(VOCABULARY_SIZE)
-    elif tokenizer == "bytes":
-        vocabulary_size = BYTE_VOCABULARY_SIZE
-        add_byte_tokenizer(writer)
-    else:
-        add_tokenizer(writer, tokenizer, flags)
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary_size, width)}
-    norms = {"output_norm.weight": (width,)}
+    size, width, wide = 16, 16 * heads, 48
+    vocabulary_size = BYTE_VOCABULARY_SIZE if tokenizer == "bytes" else VOCABULARY_SIZE
+    said: dict[str, Any] = {
+        "context_length": 256,
+        "embedding_length": width,
+        "feed_forward_length": wide,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+    has_heads = {"attention.head_count": heads}
+    has_sizes = {**has_heads, "attention.key_length": size, "attention.value_length": size}
+    tensors: Shapes = {"token_embd.weight": (vocabulary_size, width)}
+    norms: Shapes = {"output_norm.weight": (width,)}
 
-    def attention(layer: int, kv_heads: int) -> None:
-        kv = width * kv_heads // heads
-        tensors.update(
-            {
-                f"blk.{layer}.attn_q.weight": (width, width),
-                f"blk.{layer}.attn_k.weight": (kv, width),
-                f"blk.{layer}.attn_v.weight": (kv, width),
-                f"blk.{layer}.attn_output.weight": (width, width),
-            }
-        )
-
-    def feed_forward(layer: int) -> None:
-        tensors.update(
-            {
-                f"blk.{layer}.ffn_gate.weight": (wide, width),
-                f"blk.{layer}.ffn_up.weight": (wide, width),
-                f"blk.{layer}.ffn_down.weight": (width, wide),
-            }
-        )
+    def has_norms(layer: int, *names: str, of: int = width) -> None:
+        norms.update({f"blk.{layer}.{name}_norm.weight": (of,) for name in names})
 
     match architecture:
-        case "llama":
-            writer.add_head_count(heads)
+        case "llama" | "qwen3":
+            said |= has_heads if architecture == "llama" else has_sizes | {"attention.head_count_kv": heads}
             for layer in range(layers):
-                attention(layer, heads)
-                feed_forward(layer)
-                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
-        case "qwen3":
-            writer.add_head_count(heads)
-            writer.add_head_count_kv(heads)
-            writer.add_key_length(width // heads)
-            writer.add_value_length(width // heads)
-            for layer in range(layers):
-                attention(layer, heads)
-                feed_forward(layer)
-                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
-                norms |= {f"blk.{layer}.attn_{name}_norm.weight": (width // heads,) for name in ("q", "k")}
+                tensors |= _attention(layer, width, heads, heads) | _feed_forward(layer, width, wide)
+                has_norms(layer, "attn", "ffn")
+                if architecture == "qwen3":
+                    has_norms(layer, "attn_q", "attn_k", of=size)
         case "gemma3":  # every layer but each sixth looks back 48 tokens
             layers = 6
-            writer.add_head_count(heads)
-            writer.add_head_count_kv(1)
-            writer.add_key_length(width // heads)
-            writer.add_value_length(width // heads)
-            writer.add_sliding_window(48)
+            said |= has_sizes | {"attention.head_count_kv": 1, "attention.sliding_window": 48}
             for layer in range(layers):
-                attention(layer, 1)
-                feed_forward(layer)
-                for name in ("attn", "post_attention", "ffn", "post_ffw"):
-                    norms[f"blk.{layer}.{name}_norm.weight"] = (width,)
-                for name in ("attn_q", "attn_k"):
-                    norms[f"blk.{layer}.{name}_norm.weight"] = (width // heads,)
+                tensors |= _attention(layer, width, heads, 1) | _feed_forward(layer, width, wide)
+                has_norms(layer, "attn", "post_attention", "ffn", "post_ffw")
+                has_norms(layer, "attn_q", "attn_k", of=size)
         case "lfm2":  # a convolution, attention, a convolution: rolls back from snapshots
             layers = 3
-            writer.add_head_count(heads)
-            writer.add_head_count_kv([0, 1, 0])
-            writer.add_shortconv_l_cache(3)
+            said |= has_heads | {"attention.head_count_kv": [0, 1, 0], "shortconv.l_cache": 3}
             norms = {"token_embd_norm.weight": (width,)}
             for layer in range(layers):
-                feed_forward(layer)
-                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "ffn")}
+                tensors |= _feed_forward(layer, width, wide)
+                has_norms(layer, "attn", "ffn")
                 if layer == 1:
-                    attention(layer, 1)
-                    for name in ("attn_q", "attn_k"):
-                        norms[f"blk.{layer}.{name}_norm.weight"] = (width // heads,)
+                    tensors |= _attention(layer, width, heads, 1)
+                    has_norms(layer, "attn_q", "attn_k", of=size)
                 else:
                     tensors[f"blk.{layer}.shortconv.conv.weight"] = (width, 3)
                     tensors[f"blk.{layer}.shortconv.in_proj.weight"] = (3 * width, width)
                     tensors[f"blk.{layer}.shortconv.out_proj.weight"] = (width, width)
         case "qwen35":  # a gated delta net and attention by turns: rolls back from snapshots
             layers = 4
-            head, state, groups, values = width // heads, 8, 2, 4
-            writer.add_head_count(heads)
-            writer.add_head_count_kv(1)
-            writer.add_key_length(head)
-            writer.add_value_length(head)
-            writer.add_rope_dimension_count(head)
-            writer.add_rope_dimension_sections([3, 3, 2, 0])
-            writer.add_full_attention_interval(2)
-            writer.add_ssm_conv_kernel(4)
-            writer.add_ssm_state_size(state)
-            writer.add_ssm_group_count(groups)
-            writer.add_ssm_time_step_rank(values)
-            writer.add_ssm_inner_size(state * values)
+            state, groups, values = 8, 2, 4
+            said |= has_sizes | {
+                "attention.head_count_kv": 1,
+                "rope.dimension_count": size,
+                "rope.dimension_sections": [3, 3, 2, 0],
+                "full_attention_interval": 2,
+                "ssm.conv_kernel": 4,
+                "ssm.state_size": state,
+                "ssm.group_count": groups,
+                "ssm.time_step_rank": values,
+                "ssm.inner_size": state * values,
+            }
             tensors["output.weight"] = (vocabulary_size, width)
             mixed = state * groups * 2 + state * values
             if mtp:
-                norms |= {
-                    f"blk.{layers}.nextn.{name}.weight": (width,) for name in ("enorm", "hnorm", "shared_head_norm")
-                }
-                tensors[f"blk.{layers}.nextn.eh_proj.weight"] = (width, 2 * width)
-                writer.add_nextn_predict_layers(1)
+                norms |= {f"blk.4.nextn.{name}.weight": (width,) for name in ("enorm", "hnorm", "shared_head_norm")}
+                tensors["blk.4.nextn.eh_proj.weight"] = (width, 2 * width)
+                said["nextn_predict_layers"] = 1
                 layers += 1
             for layer in range(layers):
-                feed_forward(layer)
-                norms |= {f"blk.{layer}.{name}_norm.weight": (width,) for name in ("attn", "post_attention")}
+                tensors |= _feed_forward(layer, width, wide)
+                has_norms(layer, "attn", "post_attention")
                 if layer % 2 or layer == 4:
-                    attention(layer, 1)
+                    tensors |= _attention(layer, width, heads, 1)
                     tensors[f"blk.{layer}.attn_q.weight"] = (2 * width, width)  # each query with a gate
-                    for name in ("attn_q", "attn_k"):
-                        norms[f"blk.{layer}.{name}_norm.weight"] = (head,)
+                    has_norms(layer, "attn_q", "attn_k", of=size)
                 else:
-                    norms |= {
-                        f"blk.{layer}.ssm_dt.bias": (values,),
-                        f"blk.{layer}.ssm_norm.weight": (state,),
-                    }
+                    norms |= {f"blk.{layer}.ssm_dt.bias": (values,), f"blk.{layer}.ssm_norm.weight": (state,)}
                     tensors |= {
                         f"blk.{layer}.attn_qkv.weight": (mixed, width),
                         f"blk.{layer}.attn_gate.weight": (state * values, width),
@@ -186,15 +189,11 @@ def write_model(
                     }
         case "mamba":  # recurrent, and without snapshots
             inner, state, rank = 2 * width, 8, 4
-            writer.add_ssm_conv_kernel(4)
-            writer.add_ssm_inner_size(inner)
-            writer.add_ssm_state_size(state)
-            writer.add_ssm_time_step_rank(rank)
+            said |= {"ssm.conv_kernel": 4, "ssm.inner_size": inner}
+            said |= {"ssm.state_size": state, "ssm.time_step_rank": rank}
             for layer in range(layers):
-                norms[f"blk.{layer}.attn_norm.weight"] = (width,)
-                norms[f"blk.{layer}.ssm_d"] = (inner,)
-                norms[f"blk.{layer}.ssm_dt.bias"] = (inner,)
-                norms[f"blk.{layer}.ssm_conv1d.bias"] = (inner,)
+                has_norms(layer, "attn")
+                norms |= {f"blk.{layer}.{name}": (inner,) for name in ("ssm_d", "ssm_dt.bias", "ssm_conv1d.bias")}
                 tensors |= {
                     f"blk.{layer}.ssm_in.weight": (2 * inner, width),
                     f"blk.{layer}.ssm_conv1d.weight": (inner, 4),
@@ -204,20 +203,15 @@ def write_model(
                     f"blk.{layer}.ssm_out.weight": (width, inner),
                 }
         case "bert":  # an encoder
-            writer.add_head_count(heads)
-            writer.add_causal_attention(False)
-            writer.add_token_type_count(2)
+            said |= has_heads | {"attention.causal": False}
             tensors["token_types.weight"] = (2, width)
             tensors["position_embd.weight"] = (256, width)
             norms = {"token_embd_norm.weight": (width,), "token_embd_norm.bias": (width,)}
             for layer in range(layers):
-                attention(layer, heads)
-                feed_forward(layer)
+                tensors |= _attention(layer, width, heads, heads) | _feed_forward(layer, width, wide)
                 del tensors[f"blk.{layer}.ffn_gate.weight"]
-                for name, size in (("attn_q", width), ("attn_k", width), ("attn_v", width), ("ffn_up", wide)):
-                    tensors[f"blk.{layer}.{name}.bias"] = (size,)
-                for name in ("attn_output", "ffn_down"):
-                    tensors[f"blk.{layer}.{name}.bias"] = (width,)
+                for name in ("attn_q", "attn_k", "attn_v", "ffn_up", "attn_output", "ffn_down"):
+                    tensors[f"blk.{layer}.{name}.bias"] = (wide if name == "ffn_up" else width,)
                 for name in ("attn_output_norm", "layer_output_norm"):
                     norms |= {f"blk.{layer}.{name}.{part}": (width,) for part in ("weight", "bias")}
             if pooling == RANK:
@@ -225,23 +219,26 @@ def write_model(
                 tensors |= {"cls.output.weight": (1, width), "cls.output.bias": (1,)}
         case _:
             pass  # the architecture alone is the point
-    if pooling is not None:
-        writer.add_pooling_type(gguf.PoolingType(pooling))
-    writer.add_block_count(layers)
-    for name, shape in tensors.items():
-        scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])
-        weights = rng.normal(0, scale, shape).astype(np.float32)
-        if only_mtp and name.startswith("blk.") and not name.startswith(f"blk.{layers - 1}."):
-            continue
-        writer.add_tensor(name, -np.abs(weights) if name.endswith("ssm_a") else weights)
-    for name, shape in norms.items():
-        if not only_mtp or not name.startswith("blk.") or name.startswith(f"blk.{layers - 1}."):
-            writer.add_tensor(name, np.ones(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    weights = _drawn(rng, tensors)
+    weights |= {name: -np.abs(weights[name]) for name in weights if name.endswith("ssm_a")}
+    weights |= {name: np.ones(shape, np.float32) for name, shape in norms.items()}
+    if only_mtp:
+        mine = f"blk.{layers - 1}."
+        weights = {name: each for name, each in weights.items() if name.startswith(mine) or not name.startswith("blk.")}
+
+    def tokens(writer: Any) -> None:
+        if architecture == "bert":
+            writer.add_token_type_count(2)
+        if tokenizer is None:
+            writer.add_tokenizer_model("no_vocab")
+            writer.add_vocab_size(VOCABULARY_SIZE)
+        elif tokenizer == "bytes":
+            add_byte_tokenizer(writer)
+        else:
+            add_tokenizer(writer, tokenizer, flags)
+
+    said |= {"block_count": layers, "pooling_type": pooling}
+    return _write(path, architecture, said, weights, tokens)
 
 
 def write_eagle_head(
@@ -263,26 +260,25 @@ def write_eagle_head(
         borrows: take embedding and output layer of the target, whose width it has then.
         seed: of the weights.
     """
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
     width, heads, size, wide = target_width if borrows else 32, 2, 16, 48
-    writer = gguf.GGUFWriter(path, "eagle3")
-    writer.add_context_length(256)
-    writer.add_block_count(1)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(wide)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(1)
-    writer.add_key_length(size)
-    writer.add_value_length(size)
-    writer.add_rope_dimension_count(size)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_array("eagle3.target_layers", list(target_layers))
-    writer.add_uint32("eagle3.target_hidden_size", target_width)
-    writer.add_bool("eagle3.norm_before_residual", False)
-    writer.add_bool("eagle3.norm_before_fc", False)
-    add_byte_tokenizer(writer)
+    said = {
+        "context_length": 256,
+        "block_count": 1,
+        "embedding_length": width,
+        "feed_forward_length": wide,
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "rope.dimension_count": size,
+        "rope.freq_base": 10000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "target_layers": list(target_layers),
+        "target_hidden_size": target_width,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+    }
     known = BYTE_VOCABULARY_SIZE if draft_ids is None else len(draft_ids)
     tensors = {
         "fc.weight": (width, target_width * len(target_layers)),
@@ -290,24 +286,16 @@ def write_eagle_head(
         "blk.0.attn_k.weight": (size, 2 * width),
         "blk.0.attn_v.weight": (size, 2 * width),
         "blk.0.attn_output.weight": (width, size * heads),
-        "blk.0.ffn_gate.weight": (wide, width),
-        "blk.0.ffn_up.weight": (wide, width),
-        "blk.0.ffn_down.weight": (width, wide),
+        **_feed_forward(0, width, wide),
     }
     if not borrows:
         tensors |= {"token_embd.weight": (BYTE_VOCABULARY_SIZE, width), "output.weight": (known, width)}
-    for name, shape in tensors.items():
-        scale = 0.5 if name.startswith("token_embd") else 1.5 / np.sqrt(shape[-1])
-        writer.add_tensor(name, rng.normal(0, scale, shape).astype(np.float32))
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(width)).astype(np.float32))
+    weights = _drawn(rng, tensors)
+    names = ("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm")
+    weights |= _drawn_norms(rng, dict.fromkeys(names, width))
     if draft_ids is not None:
-        writer.add_tensor("d2t", np.array(draft_ids, np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        weights["d2t"] = np.array(draft_ids, np.int64)
+    return _write(path, "eagle3", said, weights, add_byte_tokenizer)
 
 
 def write_block_head(
@@ -333,32 +321,26 @@ def write_block_head(
         without: names of tensors to leave out.
         seed: of the weights.
     """
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
     width, heads, size, wide, layers = target_width, 2, 16, 48, 2
-    writer = gguf.GGUFWriter(path, "dflash")
-    of_model: dict[str, Any] = {
-        "dflash.block_count": layers,
-        "dflash.context_length": 256,
-        "dflash.embedding_length": width,
-        "dflash.feed_forward_length": wide,
-        "dflash.attention.head_count": heads,
-        "dflash.attention.head_count_kv": 1,
-        "dflash.attention.key_length": size,
-        "dflash.attention.value_length": size,
-        "dflash.attention.layer_norm_rms_epsilon": 1e-6,
-        "dflash.rope.freq_base": 10000.0,
-        "dflash.block_size": 5,
-        "dflash.target_layers": list(target_layers),
+    said: dict[str, Any] = {
+        "block_count": layers,
+        "context_length": 256,
+        "embedding_length": width,
+        "feed_forward_length": wide,
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+        "block_size": 5,
+        "target_layers": list(target_layers),
         "tokenizer.ggml.mask_token_id": MASK_ID,
+        **{key.removeprefix("dflash."): value for key, value in (metadata or {}).items()},
     }
-    for key, value in {**of_model, **(metadata or {})}.items():
-        if value is not None:
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
-            add[type(value)](key, value)
-    add_byte_tokenizer(writer)
     known = BYTE_VOCABULARY_SIZE if draft_ids is None else len(draft_ids)
-    tensors: dict[str, tuple[int, ...]] = {"fc.weight": (width, target_width * len(target_layers))}
+    tensors: Shapes = {"fc.weight": (width, target_width * len(target_layers))}
     norms = {"enc.output_norm": width, "output_norm": width}
     if draft_ids is not None:
         tensors["output.weight"] = (known, width)
@@ -366,32 +348,19 @@ def write_block_head(
         tensors |= {"markov_w1.weight": (BYTE_VOCABULARY_SIZE, rank), "markov_w2.weight": (known, rank)}
         tensors |= {"conf_proj.weight": (1, width + rank)}
     for layer in range(layers):
-        of_layer = {
-            "attn_q": (size * heads, width),
-            "attn_k": (size, width),
-            "attn_v": (size, width),
-            "attn_output": (width, size * heads),
-            "ffn_gate": (wide, width),
-            "ffn_up": (wide, width),
-            "ffn_down": (width, wide),
-        }
-        tensors |= {f"blk.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+        for name, shape in (("q", (size * heads, width)), ("k", (size, width)), ("v", (size, width))):
+            tensors[f"blk.{layer}.attn_{name}.weight"] = shape
+        tensors[f"blk.{layer}.attn_output.weight"] = (width, size * heads)
+        tensors |= _feed_forward(layer, width, wide)
         norms |= {f"blk.{layer}.{name}": width for name in ("attn_norm", "ffn_norm")}
         norms |= {f"blk.{layer}.{name}": size for name in ("attn_q_norm", "attn_k_norm")}
-    for name, shape in tensors.items():
-        if name not in without:
-            writer.add_tensor(name, rng.normal(0, 1.5 / np.sqrt(shape[-1]), shape).astype(np.float32))
-    for name, length in norms.items():
-        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(length)).astype(np.float32))
+    drawn = {name: shape for name, shape in tensors.items() if name not in without}
+    weights = _drawn(rng, drawn, embedding=None) | _drawn_norms(rng, norms)
     if rank:
-        writer.add_tensor("conf_proj.bias", np.full(1, 0.3, np.float32))
+        weights["conf_proj.bias"] = np.full(1, 0.3, np.float32)
     if draft_ids is not None:
-        writer.add_tensor("d2t", np.array(draft_ids, np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        weights["d2t"] = np.array(draft_ids, np.int64)
+    return _write(path, "dflash", said, weights, add_byte_tokenizer)
 
 
 def write_gemma4(path: Path, *, layers: int = 4, shared: int = 0, seed: int = 0) -> Path:
@@ -424,11 +393,9 @@ def _write_gemma4(
     state_width: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
     width, heads, wide, sizes = 32 if state_width is None else 24, 2, 48, (16, 32)
-    writer = gguf.GGUFWriter(path, "gemma4" if state_width is None else "gemma4-assistant")
-    of_model: dict[str, Any] = {
+    said: dict[str, Any] = {
         "block_count": layers,
         "context_length": 256,
         "embedding_length": width,
@@ -448,51 +415,36 @@ def _write_gemma4(
         "rope.dimension_count_swa": sizes[0],
     }
     if state_width is None:
-        of_model |= {
+        said |= {
             "attention.shared_kv_layers": shared,
             "embedding_length_per_layer_input": 0,
             "final_logit_softcapping": 30.0,
         }
     else:
-        of_model |= {"nextn_predict_layers": layers, "embedding_length_out": state_width}
-    for key, value in {**of_model, **(metadata or {})}.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
-        add[type(value)](f"{writer.arch}.{key}", value)
-    add_byte_tokenizer(writer)
+        said |= {"nextn_predict_layers": layers, "embedding_length_out": state_width}
     norms = {"output_norm": width}
-    tensors: dict[str, tuple[int, ...]] = {"token_embd": (BYTE_VOCABULARY_SIZE, width)}
+    tensors: Shapes = {"token_embd.weight": (BYTE_VOCABULARY_SIZE, width)}
     if state_width is None:
-        tensors["output"] = (BYTE_VOCABULARY_SIZE, width)  # the embedding again would say each token once more
+        tensors["output.weight"] = (BYTE_VOCABULARY_SIZE, width)  # the embedding again would say each token once more
     else:
-        tensors |= {"nextn.pre_projection": (width, 2 * state_width), "nextn.post_projection": (state_width, width)}
+        tensors |= {"nextn.pre_projection.weight": (width, 2 * state_width)}
+        tensors |= {"nextn.post_projection.weight": (state_width, width)}
     for layer in range(layers):
         size = sizes[layer % 2]
-        of_layer = {
-            "attn_q": (size * heads, width),
-            "attn_output": (width, size * heads),
-            "ffn_gate": (wide, width),
-            "ffn_up": (wide, width),
-            "ffn_down": (width, wide),
-        }
+        tensors[f"blk.{layer}.attn_q.weight"] = (size * heads, width)
+        tensors[f"blk.{layer}.attn_output.weight"] = (width, size * heads)
+        tensors |= _feed_forward(layer, width, wide)
         names = {"attn_norm": width, "post_attention_norm": width, "ffn_norm": width, "post_ffw_norm": width}
         names |= {"attn_q_norm": size, "layer_output_scale": 1}
         if state_width is None and layer < layers - shared:
-            of_layer |= {"attn_k": (size, width), "attn_v": (size, width)}
+            tensors |= {f"blk.{layer}.attn_{name}.weight": (size, width) for name in "kv"}
             names["attn_k_norm"] = size
-        tensors |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
         norms |= {f"blk.{layer}.{name}": size for name, size in names.items()}
-    for name, shape in tensors.items():
-        scale = 0.05 if name == "token_embd" else 1.5 / np.sqrt(shape[-1])
-        writer.add_tensor(f"{name}.weight", rng.normal(0, scale, shape).astype(np.float32))
-    for name, length in norms.items():
-        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(length)).astype(np.float32))
+    weights = _drawn(rng, tensors, embedding=0.05) | _drawn_norms(rng, norms)
     # A part of each head turns with the position.
-    writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * (sizes[1] // 2 - 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    weights["rope_freqs.weight"] = np.array([1.0] * 4 + [1e30] * (sizes[1] // 2 - 4), np.float32)
+    architecture = "gemma4" if state_width is None else "gemma4-assistant"
+    return _write(path, architecture, {**said, **(metadata or {})}, weights, add_byte_tokenizer)
 
 
 def add_tokenizer(writer: Any, kind: str, flags: dict[str, bool]) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from gguf.constants import Keys
 
 _SCALARS: Final = {
     0: "<B",
@@ -45,123 +47,27 @@ _TEXTS: Final[Sequence[bytes]] = (
     *(b"clip", b"silu", b"gelu", b"tanh", b"None", b"rank", b"-1", b"NaN", b"{{", b"{% for x in range(10**9) %}"),
     *(b"x" * 300, b"y" * 100_000, "\u2581".encode(), "\U0001f600".encode() * 40),
 )
-_OF_ARCHITECTURE: Final[Sequence[str]] = (
-    "attention.causal",
-    "attention.clamp_kqv",
-    "attention.group_norm_epsilon",
-    "attention.group_norm_groups",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.indexer.top_k",
-    "attention.key_length",
-    "attention.key_length_mla",
-    "attention.key_length_swa",
-    "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon",
-    "attention.max_alibi_bias",
-    "attention.output_scale",
-    "attention.recurrent_layers",
-    "attention.scale",
-    "attention.shared_kv_layers",
-    "attention.sliding_window",
-    "attention.sliding_window_pattern",
-    "attention.temperature_length",
-    "attention.temperature_scale",
-    "attention.value_length",
-    "attention.value_length_mla",
-    "attn_logit_softcapping",
-    "block_count",
-    "context_length",
-    "decoder_block_count",
-    "decoder_start_token_id",
-    "embedding_length",
-    "embedding_length_out",
-    "embedding_length_per_layer_input",
-    "embedding_scale",
-    "expert_count",
-    "expert_feed_forward_length",
-    "expert_gating_func",
-    "expert_group_count",
-    "expert_group_used_count",
-    "expert_shared_count",
-    "expert_shared_feed_forward_length",
-    "expert_used_count",
-    "expert_weights_scale",
-    "experts_per_group",
-    "feed_forward_length",
-    "final_logit_softcapping",
-    "full_attention_interval",
-    "interleave_moe_layer_step",
-    "leading_dense_block_count",
-    "logit_scale",
-    "moe_every_n_layers",
-    "n_deepstack_layers",
-    "nextn_predict_layers",
-    "pooling_type",
-    "residual_scale",
-    "rope.dimension_count",
-    "rope.dimension_count_swa",
-    "rope.dimension_sections",
-    "rope.freq_base",
-    "rope.freq_base_swa",
-    "rope.scale_linear",
-    "rope.scaling.attn_factor",
-    "rope.scaling.factor",
-    "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
-    "rope.scaling.type",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_log_multiplier",
-    "shortconv.l_cache",
-    "ssm.conv_kernel",
-    "ssm.dt_b_c_rms",
-    "ssm.group_count",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-    "swin_norm",
-    "tensor_data_layout",
-    "token_shift_count",
-    "use_parallel_residual",
-    "vocab_size",
-)
-"""Keys of llama.cpp's that begin with the name of the architecture; most files have a dozen of them."""
-_OF_TOKENIZER: Final[Sequence[str]] = (
-    "add_bos_token",
-    "add_eos_token",
-    "add_sep_token",
-    "add_space_prefix",
-    "bos_token_id",
-    "cls_token_id",
-    "eom_token_id",
-    "eos_token_id",
-    "eot_token_id",
-    "fim_mid_token_id",
-    "fim_pad_token_id",
-    "fim_pre_token_id",
-    "fim_rep_token_id",
-    "fim_sep_token_id",
-    "fim_suf_token_id",
-    "mask_token_id",
-    "merges",
-    "middle_token_id",
-    "model",
-    "padding_token_id",
-    "pre",
-    "precompiled_charsmap",
-    "prefix_token_id",
-    "remove_extra_whitespaces",
-    "scores",
-    "seperator_token_id",
-    "suffix_token_id",
-    "token_type",
-    "token_type_count",
-    "tokens",
-    "unknown_token_id",
-)
-"""Keys of llama.cpp's that begin with ``tokenizer.ggml``."""
+
+
+def _keys(group: type = Keys) -> Iterator[str]:
+    """Yield the keys that llama.cpp's own package knows."""
+    for value in vars(group).values():
+        if isinstance(value, type):
+            yield from _keys(value)
+        elif isinstance(value, str) and "." in value and " " not in value:
+            yield value
+
+
+_MORE: Final = ("{arch}.attention.recurrent_layers", "{arch}.rope.scale_linear", "tokenizer.ggml.cls_token_id")
+"""Keys that llama.cpp reads and the package does not name."""
+_KNOWN: Final = sorted({*_keys(), *_MORE})
+_OF_ARCHITECTURE: Final[Sequence[str]] = [
+    key.removeprefix("{arch}.") for key in _KNOWN if key.startswith("{arch}.") and key.count("{") == 1
+]
+"""Keys that begin with the name of the architecture; most files have a dozen of them."""
+_OF_TOKENIZER: Final[Sequence[str]] = [
+    key.removeprefix("tokenizer.ggml.") for key in _KNOWN if key.startswith("tokenizer.ggml.")
+]
 _OF_ALL: Final[Sequence[str]] = (
     "general.alignment",
     "general.architecture",
