@@ -4,7 +4,6 @@
 
     engine.py       passes, commits, forks
     lines.py        which native sequence id holds which tokens
-    batch.py        the rows of a native call
     head_engines.py heads, which draft from the states of their target; states.py says which can be run
     embedder.py     vectors of texts, without all that
     loading.py      a model and its context, or why not
