@@ -30,14 +30,12 @@ took.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import random
 import statistics
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,13 +44,12 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import paceline
-from benchmarks.load_laps import Load, load
-from benchmarks.reporting import progress_bar
-from benchmarks.server_process import ServerProcess
+from benchmarks.load import PERCENTILES, Load, load
+from benchmarks.reporting import as_line, console, numbers, progress_bar, split, table
+from benchmarks.server import PACELINE, Server
 from paceline.core.errors import InputError
 from paceline.engines.options import ModelOptions
 from paceline.lab.bench.workloads import PROMPT_TOKENS
-from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model
 
@@ -66,8 +63,6 @@ python -m benchmarks serving -m target-1b-q4_0 -md draft --temp 0 --llama-server
 """
 
 OFF, AUTO, RUN_OFF, RUN_AUTO, SERVER = "off", "auto", "run off", "run auto", "llama-server"
-_PLAIN: Final = ("plain",)
-_NGRAM: Final = ("ngram-mod", "--spec-type", "ngram-mod")
 _DRAFT_LENGTHS: Final = range(3, 9)
 _MIN_EACH: Final = 2
 """Requests of each client at least, or no prompt would be read beside answers."""
@@ -187,10 +182,12 @@ def serving(
         str, typer.Option("--workloads", help=f"What prompts are of: {', '.join(HELDOUT_KINDS)}.")
     ] = "code,prose,logs",
     temp: Annotated[float, typer.Option("--temp", "--temperature", help="0 decodes greedily.")] = 0.8,
-    repeats: Annotated[int, typer.Option("--repeats", help="Laps of each side.")] = 5,
-    requests: Annotated[int, typer.Option("--requests", help="Requests of a lap; two of each client at least.")] = 16,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of an answer.")] = 96,
-    prompt: Annotated[int, typer.Option("--prompt", help="Tokens of a prompt.")] = PROMPT_TOKENS,
+    repeats: Annotated[int, typer.Option("--repeats", help="Laps of each side.", min=1)] = 5,
+    requests: Annotated[
+        int, typer.Option("--requests", help="Requests of a lap; two of each client at least.", min=1)
+    ] = 16,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Tokens of an answer.", min=2)] = 96,
+    prompt: Annotated[int, typer.Option("--prompt", help="Tokens of a prompt.", min=2)] = PROMPT_TOKENS,
     llama_server: Annotated[
         Path | None, typer.Option("--llama-server", help="Its best setting is measured beside ours.")
     ] = None,
@@ -203,11 +200,8 @@ def serving(
     """Measure the server under load: drafts beside none, and beside llama-server."""
     if quick:
         clients, workloads, repeats, requests, tokens, prompt = "1,4", "code", 1, 8, 96, 64
-    if repeats < 1 or requests < 1 or tokens < 2 or prompt < 2:
-        asked = f"{repeats} laps of {requests} requests of {prompt} tokens with answers of {tokens}"
-        raise InputError(f"{asked}: the least is 1 of 1 of 2 with 2")
-    counts, beside_counts = _numbers(clients, "--clients"), _numbers(beside, "--beside")
-    kinds = workloads.split(",")
+    counts, beside_counts = numbers(clients, "--clients"), numbers(beside, "--beside")
+    kinds = split(workloads)
     for kind in kinds:
         if kind not in HELDOUT_KINDS:
             raise InputError(f"--workloads {kind}: choose from {', '.join(HELDOUT_KINDS)}")
@@ -215,22 +209,22 @@ def serving(
     target, draft = resolve_model(model), resolve_model(model_draft)
     found: list[_Series] = []
     with ExitStack() as stack, progress_bar() as bar:
-        words = [sys.executable, "-m", "paceline", "serve"]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # What is learned stays in the process, so that the next measurement begins like this one.
-        flags = ["-md", str(draft), "--no-remember", *_room(max(counts), sizes)]
-        ours = ServerProcess(stack, words, target, flags)
-        theirs = None if llama_server is None else _LlamaServer(llama_server, target, draft, sizes)
-        here = _InProcess(stack, target, draft, sizes) if run and 1 in counts else None
+        flags = ["-m", str(target), "-md", str(draft), "--no-remember", *_room(max(counts), sizes)]
+        ours = stack.enter_context(Server.start(flags, folder / "serve.log", program=PACELINE))
+        here = None
+        if run and 1 in counts:
+            options = ModelOptions(target, context_length=sizes.context, model_defaults=False)
+            drafting = ModelOptions(draft, context_may_shrink=True)
+            here = stack.enter_context(paceline.load(options, draft=drafting, remember=False))
+        sides = _Sides(sizes, folder, target, ours, here, llama_server, _settings(draft))
         for kind in kinds:
-            tasks = _tasks(ours, kind, sizes, max(map(sizes.num_requests, counts)))
-            for count in counts:
-                others = (theirs if count in beside_counts else None, here if count == 1 else None)
-                doing = bar.add_task(f"{kind}, {count} clients", total=repeats)
-                advance = functools.partial(bar.advance, doing)
-                series = _measured(ours, *others, kind, count, tasks, sizes, advance)
-                found.append(series)
-                bar.remove_task(doing)
-                bar.console.print(f"{kind}, {count} clients: {statistics.median(series.gains):.3f}")
+            tasks = sides.tasks(kind, max(map(sizes.num_requests, counts)))
+            for count in bar.track(counts, description=kind):
+                beside_it = llama_server is not None and count in beside_counts
+                found.append(sides.series(kind, count, tasks, beside=beside_it))
+                bar.console.print(f"{kind}, {count} clients: {statistics.median(found[-1].gains):.3f}")
     _print(target, sizes, found)
     figures = {
         "model": target.name,
@@ -241,71 +235,99 @@ def serving(
         "answer_tokens": tokens,
         "series": [series.figures() for series in found],
     }
-    print(json.dumps({"machine": machine(), "serving": figures}))
+    print(as_line("serving", figures))
 
 
-def _numbers(text: str, option: str) -> list[int]:
-    try:
-        found = [int(number) for number in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise InputError(f"{option} {text} is no list of numbers from 1 on, such as 1,4,16")
+@dataclass(frozen=True)
+class _Sides:
+    """Where tasks are answered: our server, this process, and llama-server with any setting."""
+
+    sizes: _Sizes
+    folder: Path
+    target: Path
+    ours: Server
+    here: paceline.Model | None
+    theirs: Path | None
+    settings: Mapping[str, Sequence[str]]
+
+    def lap_there(self, setting: str, bodies: Sequence[Sequence[dict[str, Any]]]) -> Load:
+        """Return what clients read of a llama-server with a setting, in a process of its own."""
+        assert self.theirs is not None
+        flags = ["-m", str(self.target), *self.settings[setting], *_room(len(bodies), self.sizes), "--cache-ram", "0"]
+        with Server.start(flags, self.folder / "llama-server.log", program=[str(self.theirs.absolute())]) as server:
+            return load(server.port, bodies, _run_in(bodies))
+
+    def lap_here(self, tasks: Sequence[_Task], *, speculate: bool) -> float:
+        """Answer all tasks in turn in this process, and return the tokens a second of decoding."""
+        assert self.here is not None
+        tokens, seconds = 0, 0.0
+        for number, task in enumerate([tasks[0], *tasks]):
+            answer = self.here.generate(
+                task.prompt_ids,
+                max_tokens=self.sizes.tokens if number else _RUN_IN_TOKENS,
+                ignore_end=True,
+                cache_prompt=False,
+                speculate=speculate,
+                temperature=self.sizes.temp,
+                seed=task.seed,
+                top_k=int(_SAMPLING["top_k"]),
+                top_p=_SAMPLING["top_p"],
+                min_p=_SAMPLING["min_p"],
+            )
+            if number:
+                tokens += answer.stats.predicted_tokens - 1
+                seconds += answer.stats.decode_s
+        return tokens / seconds
+
+    def tasks(self, kind: str, count: int) -> list[_Task]:
+        """Return what is asked: the first requests of a lap are the same for any number of clients."""
+        texts = heldout(kind)
+        random.Random(f"serving {kind}").shuffle(texts)
+        found = []
+        # Further ones have the same prompts and other draws, so that the mix of texts is the same in longer laps.
+        for number in range(count):
+            text = texts[number % min(len(texts), self.sizes.requests)]
+            said = self.ours.post("/tokenize", {"content": text, "add_special": True})
+            found.append(_Task(said["tokens"][: self.sizes.prompt], number + 1))
+        return found
+
+    def series(self, kind: str, count: int, tasks: Sequence[_Task], *, beside: bool) -> _Series:
+        """Make the laps of a workload with so many clients."""
+        series, sizes = _Series(kind, count), self.sizes
+        tasks = tasks[: sizes.num_requests(count)]
+        plain = [[_body(task, sizes, speculative={"off": True}) for task in tasks[one::count]] for one in range(count)]
+        drafted = [[_body(task, sizes) for task in tasks[one::count]] for one in range(count)]
+        if beside:
+            series.tried = {name: self.lap_there(name, drafted).decode_per_second for name in self.settings}
+            series.setting = max(series.tried, key=lambda name: series.tried[name])
+
+        def lap(side: str, bodies: list[list[dict[str, Any]]]) -> None:
+            series.loads.setdefault(side, []).append(load(self.ours.port, bodies, _run_in(bodies)))
+
+        for _ in range(sizes.repeats):
+            lap(OFF, plain)
+            lap(AUTO, drafted)
+            if self.here is not None and count == 1:
+                for side, speculate in ((RUN_OFF, False), (RUN_AUTO, True)):
+                    series.run.setdefault(side, []).append(self.lap_here(tasks, speculate=speculate))
+            if beside:
+                series.loads.setdefault(SERVER, []).append(self.lap_there(series.setting, drafted))
+        lap(OFF, plain)
+        return series
+
+
+def _settings(draft: Path) -> dict[str, Sequence[str]]:
+    """Return llama-server's settings that are tried, as flags."""
+    found: dict[str, Sequence[str]] = {"plain": (), "ngram-mod": ("--spec-type", "ngram-mod")}
+    for length in _DRAFT_LENGTHS:
+        flags = ("--spec-type", "draft-simple", "-md", str(draft), "--spec-draft-n-max", str(length))
+        found[f"draft-simple {length}"] = flags
     return found
 
 
 def _room(clients: int, sizes: _Sizes) -> list[str]:
     """Return the flags by which either server has room for so many at once."""
     return ["-np", str(clients), "-c", str(clients * sizes.context)]
-
-
-def _tasks(server: ServerProcess, kind: str, sizes: _Sizes, count: int) -> list[_Task]:
-    """Return what is asked: the first requests of a lap are the same for any number of clients."""
-    texts = heldout(kind)
-    random.Random(f"serving {kind}").shuffle(texts)
-    found = []
-    # Further ones have the same prompts and other draws, so that the mix of texts is the same in longer laps.
-    for number in range(count):
-        text = texts[number % min(len(texts), sizes.requests)]
-        said = server.post("/tokenize", {"content": text, "add_special": True})
-        found.append(_Task(said["tokens"][: sizes.prompt], number + 1))
-    return found
-
-
-def _measured(
-    ours: ServerProcess,
-    theirs: _LlamaServer | None,
-    here: _InProcess | None,
-    kind: str,
-    count: int,
-    tasks: Sequence[_Task],
-    sizes: _Sizes,
-    advance: Callable[[], None],
-) -> _Series:
-    """Make the laps of a workload with so many clients."""
-    series = _Series(kind, count)
-    tasks = tasks[: sizes.num_requests(count)]
-    plain = [[_body(task, sizes, speculative={"off": True}) for task in tasks[one::count]] for one in range(count)]
-    drafted = [[_body(task, sizes) for task in tasks[one::count]] for one in range(count)]
-    if theirs is not None:
-        series.tried = {words[0]: theirs.lap(words, drafted).decode_per_second for words in theirs.settings}
-        series.setting = max(series.tried, key=lambda name: series.tried[name])
-
-    def lap(side: str, bodies: list[list[dict[str, Any]]]) -> None:
-        series.loads.setdefault(side, []).append(load(ours.port, bodies, _run_in(bodies)))
-
-    for _ in range(sizes.repeats):
-        lap(OFF, plain)
-        lap(AUTO, drafted)
-        if here is not None:
-            for side, speculate in ((RUN_OFF, False), (RUN_AUTO, True)):
-                series.run.setdefault(side, []).append(here.lap(tasks, speculate=speculate))
-        if theirs is not None:
-            words = next(words for words in theirs.settings if words[0] == series.setting)
-            series.loads.setdefault(SERVER, []).append(theirs.lap(words, drafted))
-        advance()
-    lap(OFF, plain)
-    return series
 
 
 def _body(task: _Task, sizes: _Sizes, **also: Any) -> dict[str, Any]:
@@ -326,64 +348,6 @@ def _run_in(bodies: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     return {**bodies[0][0], "n_predict": _RUN_IN_TOKENS}
 
 
-class _LlamaServer:
-    """llama-server with one setting after the other."""
-
-    def __init__(self, program: Path, target: Path, draft: Path, sizes: _Sizes) -> None:
-        self._program = program
-        self._target = target
-        self._sizes = sizes
-        self.settings: list[tuple[str, ...]] = [
-            _PLAIN,
-            _NGRAM,
-            *(
-                (
-                    f"draft-simple {length}",
-                    *("--spec-type", "draft-simple", "-md", str(draft), "--spec-draft-n-max", str(length)),
-                )
-                for length in _DRAFT_LENGTHS
-            ),
-        ]
-
-    def lap(self, words: Sequence[str], bodies: Sequence[Sequence[dict[str, Any]]]) -> Load:
-        """Return what clients read of a server with a setting: its name, then its flags."""
-        with ExitStack() as stack:
-            flags = (*words[1:], *_room(len(bodies), self._sizes), "--cache-ram", "0")
-            server = ServerProcess(stack, self._program, self._target, flags)
-            return load(server.port, bodies, _run_in(bodies))
-
-
-class _InProcess:
-    """The same model in this process, as ``paceline run`` has it."""
-
-    def __init__(self, stack: ExitStack, target: Path, draft: Path, sizes: _Sizes) -> None:
-        options = ModelOptions(target, context_length=sizes.context, model_defaults=False)
-        drafting = ModelOptions(draft, context_may_shrink=True)
-        self._model = stack.enter_context(paceline.load(options, draft=drafting, remember=False))
-        self._sizes = sizes
-
-    def lap(self, tasks: Sequence[_Task], *, speculate: bool) -> float:
-        """Answer all tasks in turn, and return the tokens a second of decoding."""
-        tokens, seconds = 0, 0.0
-        for number, task in enumerate([tasks[0], *tasks]):
-            answer = self._model.generate(
-                task.prompt_ids,
-                max_tokens=self._sizes.tokens if number else _RUN_IN_TOKENS,
-                ignore_end=True,
-                cache_prompt=False,
-                speculate=speculate,
-                temperature=self._sizes.temp,
-                seed=task.seed,
-                top_k=int(_SAMPLING["top_k"]),
-                top_p=_SAMPLING["top_p"],
-                min_p=_SAMPLING["min_p"],
-            )
-            if number:
-                tokens += answer.stats.predicted_tokens - 1
-                seconds += answer.stats.decode_s
-        return tokens / seconds
-
-
 def _over(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(ours, theirs, strict=False)]
 
@@ -398,7 +362,6 @@ def _commit() -> str:
     return said.stdout.strip()
 
 
-_NAMES: Final = ("p50", "p95", "p99")
 _SPEEDS: Final = """
 auto, off: decode tokens a second, all clients together; auto/off, least, most: of laps and those around them;
 off/off: noise; whole: auto/off of whole laps; step: auto over auto with the clients of the line before;
@@ -413,62 +376,46 @@ def _print(target: Path, sizes: _Sizes, found: Sequence[_Series]) -> None:
         f"{target.name}, temperature {sizes.temp:g}, prompts of {sizes.prompt} tokens, answers of {sizes.tokens}; "
         f"medians of {sizes.repeats} laps"
     )
-    print(_SPEEDS)
-    _row("workload", "clients", "auto", "off", "auto/off", "least", "most", "off/off", "whole", "step", "prompts")
-    before: _Series | None = None
+    columns = ("auto", "off", "auto/off", "least", "most", "off/off", "whole", "step", "prompts")
+    speeds, before = table("", "workload", "clients", *columns), dict[str, float]()
     for each in found:
-        auto, gains = statistics.median(each.speeds(AUTO)), each.gains
-        step = "-" if before is None or before.workload != each.workload else _ratio(auto, before.speeds(AUTO))
+        auto, off = (statistics.median(each.speeds(side)) for side in (AUTO, OFF))
+        step = auto / before[each.workload] if each.workload in before else None
+        before[each.workload] = auto
+        gains = (statistics.median(each.gains), min(each.gains), max(each.gains))
+        ratios = (*gains, statistics.median(each.noise), statistics.median(each.whole_gains), step)
         prompts = statistics.median(lap.off_shares.get("prompts", 0.0) for lap in each.loads[AUTO])
-        _row(
-            each.workload,
-            str(each.clients),
-            f"{auto:.1f}",
-            f"{statistics.median(each.speeds(OFF)):.1f}",
-            *(f"{value:.3f}" for value in (statistics.median(gains), min(gains), max(gains))),
-            f"{statistics.median(each.noise):.3f}",
-            f"{statistics.median(each.whole_gains):.3f}",
-            step,
-            f"{prompts:.2f}",
-        )
-        before = each
-    print(_TIMES)
-    names = [f"{what} {name}" for what in ("first", "gap") for name in _NAMES]
-    _row("workload", "clients", "side", *names, "cpu", "same")
+        cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
+        speeds.add_row(each.workload, str(each.clients), f"{auto:.1f}", f"{off:.1f}", *cells, f"{prompts:.2f}")
+    kinds = {"first": "first_token_s", "gap": "gap_s"}
+    names = (f"{what} p{100 * share:.0f}" for what in kinds for share in PERCENTILES)
+    times = table("", "workload", "clients", "side", *names, "cpu", "same", names=3)
     for each in found:
         for side, laps in each.loads.items():
             figures = [lap.figures() for lap in laps]
-            cells = [
-                f"{1e3 * statistics.median(lap[what][name] for lap in figures):.0f}"
-                for what in ("first_token_s", "gap_s")
-                for name in _NAMES
-            ]
+            medians = (
+                statistics.median(lap[kind][name] for lap in figures)
+                for kind in kinds.values()
+                for name in figures[0][kind]
+            )
+            cells = (f"{1e3 * seconds:.0f}" for seconds in medians)
             share = statistics.median(lap["clients_cpu_share"] for lap in figures)
-            _row(each.workload, str(each.clients), side, *cells, f"{share:.3f}", each.same_texts.get(side, ""))
+            same = each.same_texts.get(side, "")
+            times.add_row(each.workload, str(each.clients), side, *cells, f"{share:.3f}", same)
+    for legend, made in ((_SPEEDS, speeds), (_TIMES, times)):
+        print(legend)
+        console().print(made)
     for each in found:
-        _print_beside(each)
-
-
-def _print_beside(series: _Series) -> None:
-    """Print what else was measured with so many clients."""
-    where = f"{series.workload}, {series.clients} clients"
-    if SERVER in series.loads:
-        for side in (AUTO, OFF):
-            ratios = _over(series.speeds(side), series.speeds(SERVER))
-            print(f"{where}: {side} {_spread(ratios)} of llama-server's best setting, {series.setting}")
-        print("  one lap each: " + ", ".join(f"{name} {speed:.1f}" for name, speed in series.tried.items()))
-    for side, run in ((AUTO, RUN_AUTO), (OFF, RUN_OFF)):
-        if run in series.run:
-            print(f"{where}: {side} {_spread(_over(series.speeds(side), series.run[run]))} of paceline run")
-
-
-def _ratio(value: float, others: Sequence[float]) -> str:
-    return f"{value / statistics.median(others):.3f}"
+        where = f"{each.workload}, {each.clients} clients"
+        if SERVER in each.loads:
+            for side in (AUTO, OFF):
+                ratio = _spread(_over(each.speeds(side), each.speeds(SERVER)))
+                print(f"{where}: {side} {ratio} of llama-server's best setting, {each.setting}")
+            print("  one lap each: " + ", ".join(f"{name} {speed:.1f}" for name, speed in each.tried.items()))
+        for side, run in ((AUTO, RUN_AUTO), (OFF, RUN_OFF)):
+            if run in each.run:
+                print(f"{where}: {side} {_spread(_over(each.speeds(side), each.run[run]))} of paceline run")
 
 
 def _spread(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-
-
-def _row(*cells: str) -> None:
-    print("".join(f"{cell:>13}" if place == 2 else f"{cell:>10}" for place, cell in enumerate(cells)))

@@ -24,6 +24,7 @@ import json
 import random
 import re
 import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,15 +32,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
-from urllib.error import HTTPError
 
+import httpx
 import typer
 from jsonschema.exceptions import ValidationError
 from jsonschema.validators import validator_for
 
 import paceline
 from benchmarks.reporting import progress_bar
-from benchmarks.server_process import ServerProcess
+from benchmarks.server import Server
 from paceline.chat.template_sources import has_template
 from paceline.constraints import JsonSchema
 from paceline.core.constraint import Constraint
@@ -154,7 +155,10 @@ def structured(
         drafting = None if draft is None else ModelOptions(resolve_model(draft), model_defaults=False)
         ours = stack.enter_context(paceline.load(options, draft=drafting, remember=False))
         ours.add_observer(found)
-        theirs = None if server is None else ServerProcess(stack, server, path)
+        theirs = None
+        if server is not None:
+            log = Path(stack.enter_context(tempfile.TemporaryDirectory()), "server.log")
+            theirs = stack.enter_context(Server.start(["-m", str(path)], log, program=[str(server.absolute())]))
         asking = _Asking(ours, theirs, path, temp, tokens, shown)
         with progress_bar() as bar:
             for name, files in groups.items():
@@ -179,7 +183,7 @@ class _Asking:
     """
 
     ours: paceline.Model
-    theirs: ServerProcess | None
+    theirs: Server | None
     path: Path
     temp: float
     tokens: int
@@ -217,7 +221,7 @@ class _Asking:
         body = {"prompt": list(prompt), "json_schema": schema, "temperature": self.temp, "seed": _SEED}
         try:
             said = self.theirs.post("/completion", {**body, "n_predict": self.tokens})
-        except HTTPError:
+        except httpx.HTTPStatusError:
             return None
         timings = said["timings"]
         ended = said["stop_type"] == "eos"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import httpx
+
 from benchmarks.attack import commands, files
 from benchmarks.attack.serving import SERVER_KINDS, Attacked, Beside
 from benchmarks.attack.tries import AttackError, Attempt, Failure, Tries
@@ -109,7 +111,7 @@ async def _attack_server(server: _Server, tries: Tries, share: float, ends_s: fl
     try:
         attacked = await server.ready()
         return await attacked.stand(tries, SERVER_KINDS[tries.kind], _until_s(share, ends_s))
-    except (CapabilityError, ConnectionError, TimeoutError) as error:
+    except (CapabilityError, ConnectionError, TimeoutError, httpx.TransportError) as error:
         await server.close()
         tries.fail(f"{type(error).__name__}: {error}")
         return None

@@ -13,13 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import httpx
 from tests.serving.certificates import CERTIFICATE, KEY
 
 from benchmarks.attack import requests
 from benchmarks.attack.requests import Target
 from benchmarks.attack.tries import Tries
 from benchmarks.attack.undisturbed import Noticed, Undisturbed
-from benchmarks.server_soak.process import Serving
+from benchmarks.server import Server
 
 FLAGS: Final = (
     *("-np", "4", "-c", "4096", "-n", "8", "--max-seconds", "30", "--grace", "2", "--cache-ram", "64"),
@@ -111,8 +112,8 @@ class Attacked:
         whole: whether nothing has happened to it yet.
     """
 
-    def __init__(self, serving: Serving, client: Undisturbed) -> None:
-        self._serving = serving
+    def __init__(self, server: Server, tls: ssl.SSLContext | None, client: Undisturbed) -> None:
+        self._server, self._tls = server, tls
         self._client = client
         self.whole = True
 
@@ -139,17 +140,17 @@ class Attacked:
         headers = {"Authorization": f"Bearer {_OTHER}"}
         async with contextlib.AsyncExitStack() as stack:
             with _few_descriptors():
-                server = Serving.start(flags, folder / "serve.log", headers=headers, tls=context)
-                serving = await stack.enter_async_context(server)
-            client = Undisturbed.start(serving.port, _OTHER, str(certificate) if tls else None)
-            yield cls(serving, await stack.enter_async_context(client))
+                starting = Server.start(flags, folder / "serve.log", headers=headers, tls=context)
+                server = stack.enter_context(starting)
+            client = Undisturbed.start(server.port, _OTHER, str(certificate) if tls else None)
+            yield cls(server, context, await stack.enter_async_context(client))
 
     async def stand(self, tries: Tries, kind: ServerKind, until_s: float) -> Beside:
         """Make tries of a kind, and return what was seen beside them."""
-        serving, before = self._serving, len(tries.failures)
-        target = Target(serving.port, {"Authorization": f"Bearer {_ATTACKER}"}, serving.tls)
-        seen = Beside(self._client.alone, before_bytes=serving.resident_bytes())
-        lines, errors = self._lines(), await self._errors()
+        server, before = self._server, len(tries.failures)
+        target = Target(server.port, {"Authorization": f"Bearer {_ATTACKER}"}, self._tls)
+        seen = Beside(self._client.alone, before_bytes=server.resident_bytes())
+        lines, errors = self._lines(), self._errors()
         watcher = asyncio.create_task(self._watch(seen))
         self._client.begin()
         try:
@@ -171,28 +172,28 @@ class Attacked:
 
     async def _watch(self, seen: Beside) -> None:
         while True:
-            seen.peak_bytes = max(seen.peak_bytes, self._serving.resident_bytes())
+            seen.peak_bytes = max(seen.peak_bytes, self._server.resident_bytes())
             await asyncio.sleep(_LOOK_S)
 
     async def _left(self, seen: Beside, lines: int, errors: float, target: Target) -> list[str]:
         """Wait until the server is idle, and return what is wrong with it."""
-        if not self._serving.is_running():
-            return [f"the server died: {self._serving.text()[-300:]!r}"]
+        if not self._server.is_running():
+            return [f"the server died: {self._server.text()[-300:]!r}"]
         problems = []
         try:
+            self._server.wait_until_idle(_IDLE_S)
             async with asyncio.timeout(_IDLE_S):
-                await self._serving.wait_until_idle()
                 while (share := await self._busy_share()) > _IDLE_SHARE:
                     pass
-        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        except (TimeoutError, httpx.TransportError):
             problems.append(f"{_IDLE_S:g} s after the last try the server is still at it")
         else:
-            errors = await self._errors() - errors
+            errors = self._errors() - errors
             problems += [f"{errors:g} answers of status 500"] if errors else []
             assert share <= _IDLE_SHARE
-        seen.after_bytes = self._serving.resident_bytes()
+        seen.after_bytes = self._server.resident_bytes()
         seen.peak_bytes = max(seen.peak_bytes, seen.after_bytes)
-        text = self._serving.text()
+        text = self._server.text()
         seen.log_lines = self._lines() - lines
         asked = target.statuses.total() + target.connections + seen.noticed.answers
         new = "\n".join(text.splitlines()[lines:])
@@ -213,16 +214,15 @@ class Attacked:
         ]
 
     async def _busy_share(self) -> float:
-        began_s, computed_s = time.monotonic(), self._serving.cpu_s()
+        began_s, computed_s = time.monotonic(), self._server.cpu_s()
         await asyncio.sleep(1.0)
-        return (self._serving.cpu_s() - computed_s) / (time.monotonic() - began_s)
+        return (self._server.cpu_s() - computed_s) / (time.monotonic() - began_s)
 
     def _lines(self) -> int:
-        return self._serving.text().count("\n")
+        return self._server.text().count("\n")
 
-    async def _errors(self) -> float:
-        metrics = await self._serving.metrics()
-        return sum(value for name, value in metrics.items() if 'status="500"' in name)
+    def _errors(self) -> float:
+        return sum(value for name, value in self._server.metrics().items() if 'status="500"' in name)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.server import Server
 from benchmarks.server_soak.clients import BEHAVIOURS, CONTEXT_TOKENS, MAX_BODY_MIB, Client, SoakError
-from benchmarks.server_soak.process import Serving
 from benchmarks.server_soak.wire import Connection, post_bytes, request_bytes
 
 PARALLEL: Final = 4
@@ -67,20 +67,20 @@ async def soak(
         SoakError: the server failed a client, kept something, or did not end as it should.
     """
     rng, tally = random.Random(seed), Tally()
-    async with Serving.start(FLAGS, log) as serving:
-        resident = [serving.resident_bytes()]
+    with Server.start(FLAGS, log) as server:
+        resident = [server.resident_bytes()]
         began_s = time.monotonic()
         for share in _shares(requests):
-            await _run(serving.port, share, rng, tally)
-            await asyncio.wait_for(serving.wait_until_idle(), _HANG_S)
-            resident.append(serving.resident_bytes())
+            await _run(server.port, share, rng, tally)
+            server.wait_until_idle(_HANG_S)
+            resident.append(server.resident_bytes())
             progress(f"{tally.outcomes.total()} requests, {resident[-1] >> 20} MiB")
         took_s = time.monotonic() - began_s
-        busy = [slot["id"] for slot in await serving.slots() if slot["is_processing"]]
-        metrics = await serving.metrics()
-        cancels = [await _rounds_of_cancel(serving, rng, waits=bool(number % 2)) for number in range(_CANCELS)]
-        ended_s, status, ends = await _terminate(serving, rng)
-        text = serving.text()
+        busy = [slot["id"] for slot in server.web.get("/slots").json() if slot["is_processing"]]
+        metrics = server.metrics()
+        cancels = [await _rounds_of_cancel(server, rng, waits=bool(number % 2)) for number in range(_CANCELS)]
+        ended_s, status, ends = await _terminate(server, rng)
+        text = server.text()
     growth = resident[-1] - resident[1]
     problems = [
         *tally.failures[:20],
@@ -142,35 +142,35 @@ async def _run(port: int, requests: int, rng: random.Random, tally: Tally) -> No
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
 
-async def _rounds_of_cancel(serving: Serving, rng: random.Random, *, waits: bool) -> int:
+async def _rounds_of_cancel(server: Server, rng: random.Random, *, waits: bool) -> int:
     """Return the rounds between two scrapes around the end of a request: before its client left, and once it is gone.
 
     Rounds that are made while the scrapes travel are among them, so this is an upper bound.
     """
     body = {"prompt": f"{rng.random()}", "n_predict": 400, "ignore_eos": True}
-    others = [await Connection.open(serving.port) for _ in range(PARALLEL if waits else 0)]
+    others = [await Connection.open(server.port) for _ in range(PARALLEL if waits else 0)]
     for other in others:
         await other.send(post_bytes("/completion", {**body, "stream": True}))
         await other.head()
-    async with await Connection.open(serving.port) as connection:
+    async with await Connection.open(server.port) as connection:
         await connection.send(post_bytes("/completion", body))
-        while sum((await serving.in_flight())[:2]) <= len(others):
-            await asyncio.sleep(0)
-        before = (await serving.metrics())["paceline:rounds_total"]
+        while sum(server.in_flight()[:2]) <= len(others):
+            pass
+        before = server.metrics()["paceline:rounds_total"]
     while True:
-        metrics = await serving.metrics()
+        metrics = server.metrics()
         in_flight = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
         if in_flight <= len(others):
             break
     for other in others:
         other.close()
-    await serving.wait_until_idle()
+    server.wait_until_idle(_HANG_S)
     return int(metrics["paceline:rounds_total"] - before)
 
 
-async def _terminate(serving: Serving, rng: random.Random) -> tuple[float, int, list[str]]:
+async def _terminate(server: Server, rng: random.Random) -> tuple[float, int, list[str]]:
     """Send SIGTERM with all kinds of requests in flight; return seconds to the exit, its status, and how they ended."""
-    port = serving.port
+    port = server.port
     body = {"prompt": f"{rng.random()}", "n_predict": 400, "ignore_eos": True}
     streams = [await Connection.open(port) for _ in range(PARALLEL + 2)]
     for stream in streams:
@@ -183,7 +183,7 @@ async def _terminate(serving: Serving, rng: random.Random) -> tuple[float, int, 
     await half.send(request_bytes("POST", "/completion", b'{"prompt":', length=1000))
     await stuck.send(post_bytes("/completion", {**body, "stream": True, "n_probs": 200}))
     heads = [await stream.head() for stream in streams[:PARALLEL]]
-    serving.terminate()
+    server.terminate()
     began_s = time.monotonic()
 
     async def end_of(stream: Connection, number: int) -> str:
@@ -201,7 +201,7 @@ async def _terminate(serving: Serving, rng: random.Random) -> tuple[float, int, 
 
     ends = [asyncio.create_task(end_of(stream, number)) for number, stream in enumerate(streams)]
     ends.append(asyncio.create_task(end_of_whole()))
-    status = await asyncio.wait_for(serving.ended(), _HANG_S)
+    status = await asyncio.to_thread(server.ended, _HANG_S)
     took_s = time.monotonic() - began_s
     said = [
         each if isinstance(each, str) else f"!{type(each).__name__} {each}"
