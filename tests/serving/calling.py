@@ -53,14 +53,12 @@ CALLED: Final = [("weather", {"city": "Rome", "days": 3}), ("now", {})]
 
 def saying(text: str) -> LogitFunction:
     """Return a model that says a text, and then that it is done."""
-    said = text.encode()
+    said = text.encode().decode("latin-1")
+    rows = 18.0 * np.eye(SIZE)[[*text.encode(), END]] - 9.0
 
     def logits(tokens: Sequence[int]) -> Float64Array:
-        row: Float64Array = np.full(SIZE, -9.0)
-        length = next(
-            length for length in range(len(said), -1, -1) if not length or list(tokens[-length:]) == list(said[:length])
-        )
-        row[said[length] if length < len(said) else END] = 9.0
+        before = "".join(map(chr, tokens[-len(said) :]))
+        row: Float64Array = rows[next(at for at in range(len(said), -1, -1) if before.endswith(said[:at]))]
         return row
 
     return logits

@@ -214,11 +214,15 @@ def _note_answers(running: Hosted) -> None:
 
 def scripted(template: str = CHATML, names: Sequence[str] = (NAME,), **model: Any) -> ServedModel:
     """Return a scripted model that is ready to be served; ``model`` as for :func:`scripted_model`."""
-    made = scripted_model(**model)
+    return chatting(scripted_model(**model), template, names)
+
+
+def chatting(model: paceline.Model, template: str = CHATML, names: Sequence[str] = (NAME,)) -> ServedModel:
+    """Return a model that answers conversations as a template writes them."""
     chat = ChatParams(template=template, forget=False)
-    found = find_template(embedded_draft(), made.target.vocabulary, replaced_by=template)
-    policy = "fixed" if made.drafters else "plain"
-    return ServedModel(made, None, tuple(sorted(names)), policy=policy, template=found, chat=chat)
+    found = find_template(embedded_draft(), model.target.vocabulary, replaced_by=template)
+    policy = "fixed" if model.drafters else "plain"
+    return ServedModel(model, None, tuple(sorted(names)), policy=policy, template=found, chat=chat)
 
 
 def pair(template: str = CHATML, **options: Any) -> ServedModel:

@@ -6,28 +6,29 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from benchmarks.server_soak.wire import Answer, Connection, ask, post_bytes, request_bytes
 
 import paceline
+from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, random_model
+from paceline.models.embedded import embedded_draft
 from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
 from paceline.serving.deployment import _serve, bind
-from paceline.serving.model_host import ModelHost, Served, ServedModel
+from paceline.serving.model_host import ModelHost, Served
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
-from tests.chat.conversing import ControlledBytes
+from tests.serving.hosted import chatting
+from tests.serving.scripted import SIZE, VOCABULARY
 from tests.timing import WAIT_S
-
-_VOCABULARY: Final = ControlledBytes()
 
 
 class Gate:
@@ -114,9 +115,9 @@ class Live:
             while not holds():
                 await asyncio.sleep(0)
 
-    def terminate(self) -> None:
-        """Send the process SIGTERM, which the server takes."""
-        os.kill(os.getpid(), signal.SIGTERM)
+    def terminate(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """Send the process a signal to end, which the server takes."""
+        os.kill(os.getpid(), by)
 
 
 @asynccontextmanager
@@ -139,11 +140,13 @@ async def live(
     """
     options = options or ServerOptions(grace_s=0.0, metrics=True)
     made = ScriptedEngine(
-        logits or random_model(_VOCABULARY.size, seed=1, order=2),
-        _VOCABULARY,
+        logits or random_model(SIZE, seed=1, order=2),
+        VOCABULARY,
         **{"context_length": 512, "max_sequences": 4, **engine},
     )
-    model, gate = paceline.Model(made, [], NO_SPECULATION, max_waiting=max_waiting), Gate()
+    described = ModelOptions(embedded_draft())
+    model = paceline.Model(made, [], NO_SPECULATION, target_options=described, max_waiting=max_waiting)
+    gate = Gate()
     model.add_observer(gate)
     ready = asyncio.Event()
     server: Server
@@ -152,7 +155,7 @@ async def live(
         server.ready(served)
         ready.set()
 
-    host = ModelHost(lambda report: ServedModel(model, None, ("scripted",), policy="plain"), on_ready=on_ready)
+    host = ModelHost(lambda report: chatting(model), on_ready=on_ready)
     server = Server(host, options)
     security = security or SecuritySettings()
     (listening,) = bind(options.host, 0)
@@ -174,8 +177,18 @@ def repeated(token: str) -> LogitFunction:
     """Return what says one character for ever."""
 
     def logits(token_ids: Sequence[int]) -> Any:
-        row = np.zeros(_VOCABULARY.size)
+        row = np.zeros(SIZE)
         row[ord(token)] = 50.0
         return row
 
     return logits
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test in an event loop, for no longer than anything takes."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await test()
+
+    asyncio.run(bounded())

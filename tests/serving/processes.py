@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,14 @@ class Process:
     def status(self) -> int:
         """Wait for its end, and return its exit status."""
         return self.process.wait(WAIT_S)
+
+
+def poll(holds: Callable[[], object]) -> None:
+    """Wait until something holds that another process brings about, and leave it the processor meanwhile."""
+    end_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
 
 
 @contextmanager

@@ -46,18 +46,6 @@ def agent(tokens: Sequence[int]) -> Float64Array:
     return saying(f"It has {REPORT[:2]}." if knows else f"Let me see.\n{CALL}")(tokens)
 
 
-@pytest.fixture(scope="module")
-def calling() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE, target=agent, drafts=False)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def writing() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE, target=writing_model())) as running:
-        yield running
-
-
 @pytest.fixture
 def client(server: Hosted) -> Iterator[anthropic.Anthropic]:
     with server.anthropic_client() as made:
@@ -180,7 +168,7 @@ def test_thinking() -> None:
         assert said(off) == [{"type": "text", "text": ANSWER}]
 
 
-def test_a_tool_is_called_and_its_result_read(calling: Hosted) -> None:
+def test_a_tool_is_called_and_its_result_read() -> None:
     @beta_tool
     def weather(city: str) -> str:
         """Return the weather of a city."""
@@ -189,7 +177,10 @@ def test_a_tool_is_called_and_its_result_read(calling: Hosted) -> None:
 
     asked: dict[str, Any] = {"model": NAME, "max_tokens": 200, "messages": ASKED["messages"]}
     asked["extra_body"] = {"temperature": 0}
-    with calling.anthropic_client() as client:
+    with (
+        hosted(lambda: scripted(TEMPLATE, target=agent, drafts=False)) as server,
+        server.anthropic_client() as client,
+    ):
         for way in (client.messages.create, lambda **asked: streamed(client, **asked)):
             answer = way(**asked, tools=[WEATHER])
             assert said(answer) == [

@@ -28,11 +28,10 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions
 from paceline.serving.errors import NotReadyError
 from paceline.serving.model_host import ModelHost, ServedModel
-from tests import tiers
 from tests.cli.invoking import Refused
 from tests.serving.certificates import CERTIFICATE, KEY
 from tests.serving.hosted import events_of, hosted, scripted
-from tests.serving.processes import BODY, UNMEASURED, served
+from tests.serving.processes import BODY, UNMEASURED, poll, served
 from tests.timing import WAIT_S
 
 # How it begins
@@ -55,8 +54,7 @@ def test_a_server_answers_with_503_until_the_model_is_there() -> None:
             body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
             assert (running.post(path, body).status_code, running.post(path, body).json()) == (503, loading)
         go_on.set()
-        while running.get("/health").status_code == 503:
-            pass
+        poll(lambda: running.get("/health").status_code == 200)
         assert running.get("/health").json() == {"status": "ok"}
         assert running.answer("/completion", {"prompt": "a", "n_predict": 1})["tokens_predicted"] == 1
 
@@ -207,124 +205,55 @@ def test_variables_of_llama_server_and_flags_that_change_nothing() -> None:
         assert running.status() == 0
 
 
-def test_tls_by_two_flags(tmp_path: Path) -> None:
+def test_tls_by_two_flags_at_a_port_and_a_unix_socket_at_once(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text(KEY)
     (tmp_path / "certificate.pem").write_text(CERTIFICATE)
     files = ("--ssl-key-file", str(tmp_path / "key.pem"), "--ssl-cert-file", str(tmp_path / "certificate.pem"))
-    with served(*files) as running:
+    path, trusting = tmp_path / "s.sock", ssl.create_default_context(cadata=CERTIFICATE)
+    with served("--host", f"127.0.0.1,{path}", *files) as running:
         assert running.url.startswith("https://127.0.0.1:")
-        trusting = ssl.create_default_context(cadata=CERTIFICATE)
-        with httpx.Client(base_url=running.url, verify=trusting, timeout=WAIT_S) as client:
-            assert client.post("/completion", json={**BODY, "n_predict": 5}).json()["tokens_predicted"] == 5
-            chunks = events_of(client.post("/completion", json={**BODY, "n_predict": 5, "stream": True}))
-            assert json.loads(chunks[-1])["stop"] is True
-
-
-def test_a_unix_socket_and_a_port_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "s.sock"
-    with served("--host", f"{path},127.0.0.1") as running:
-        assert running.url == f"unix:{path}"
-        with httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=WAIT_S
-        ) as client:
-            assert client.get("/health").json() == {"status": "ok"}
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.connect(str(path))
-            asking.sendall(b"GET /props HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            asking.shutdown(socket.SHUT_WR)
-            assert b"".join(iter(lambda: asking.recv(1 << 16), b"")).startswith(b"HTTP/1.1 200 OK\r\n")
+        for url, socket_path in ((running.url, None), ("https://localhost", str(path))):
+            transport = httpx.HTTPTransport(uds=socket_path, verify=trusting)
+            with httpx.Client(transport=transport, base_url=url, timeout=WAIT_S) as client:
+                assert client.post("/completion", json={**BODY, "n_predict": 5}).json()["tokens_predicted"] == 5
+                chunks = events_of(client.post("/completion", json={**BODY, "n_predict": 5, "stream": True}))
+                assert json.loads(chunks[-1])["stop"] is True
         running.signal(signal.SIGTERM)
         assert running.status() == 0
         assert not path.exists()
 
 
-# How it ends
+# How it ends; more of it is in test_deployment.py
 
 
-def test_a_stream_that_runs_when_the_signal_comes_is_finished() -> None:
-    with served("--grace", "60") as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
-        with client.stream("POST", "/v1/completions", json={**BODY, "max_tokens": 400, "stream": True}) as response:
-            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
-            assert json.loads(next(lines))["choices"]
-            running.signal(signal.SIGTERM)
-            rest = list(lines)
-        assert rest[-1] == "[DONE]"
-        last = json.loads(rest[-2])
-        assert last["choices"][0]["finish_reason"] == "length"
-        assert last["timings"]["predicted_n"] == 400
-        assert running.status() == 0
-    assert not any("Traceback" in line for line in running.said)
-
-
-@pytest.mark.parametrize(
-    "stop", tiers.some_long([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], quick=[signal.SIGTERM, signal.SIGHUP])
-)
-def test_what_still_runs_after_the_grace_time_is_ended_with_a_word(stop: signal.Signals) -> None:
-    endless = {**BODY, "max_tokens": -1}
-    outcomes: list[httpx.Response] = []
-    with served("--grace", "0.2") as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
-        whole = threading.Thread(
-            target=lambda: outcomes.append(httpx.post(f"{running.url}/completion", json=endless, timeout=WAIT_S))
-        )
-        whole.start()
-        with client.stream("POST", "/v1/completions", json={**endless, "stream": True}) as response:
-            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
-            assert json.loads(next(lines))["choices"]
-            while client_sees(running.url) < 2:
-                pass
-            running.signal(stop)
-            rest = list(lines)
-        error = json.loads(rest[-1])["error"]
-        assert (error["code"], error["type"]) == (503, "unavailable_error")
-        assert "ending" in error["message"]
-        assert all(json.loads(line)["choices"][0]["finish_reason"] is None for line in rest[:-1])
-        whole.join(WAIT_S)
-        assert outcomes[0].status_code == 503
-        assert outcomes[0].json()["error"]["type"] == "unavailable_error"
-        assert running.status() == 0
-    assert not any("Traceback" in line for line in running.said)
-
-
-def client_sees(url: str) -> int:
-    """Return how many answers are under way."""
-    return sum(slot["is_processing"] for slot in httpx.get(f"{url}/slots", timeout=WAIT_S).json())
-
-
-@pytest.mark.parametrize("second", tiers.some_long([signal.SIGTERM, signal.SIGINT], quick=[signal.SIGTERM]))
-def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None:
-    """Long before the grace time, which is longer than the test waits."""
-    with (
-        served("--grace", "600") as running,
-        httpx.Client(base_url=running.url, timeout=WAIT_S) as client,
-        client.stream("POST", "/completion", json={**BODY, "n_predict": 10**6, "stream": True}) as response,
-    ):
-        lines = response.iter_lines()
-        assert next(lines)
-        running.signal(signal.SIGTERM)
-        while takes_requests(running.url):
-            pass
-        running.signal(second)
-        assert running.status() == 0
-    assert not any("Traceback" in line for line in running.said)
-
-
-def test_a_terminal_that_is_closed_ends_the_server_in_good_order_but_not_under_nohup() -> None:
+def test_a_terminal_that_is_closed_ends_the_server_in_good_order() -> None:
     with served("--grace", "60") as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
         with client.stream("POST", "/completion", json={**BODY, "n_predict": 300, "stream": True}) as response:
             lines = response.iter_lines()
             assert next(lines)
             running.signal(signal.SIGHUP)
-            while takes_requests(running.url):
-                pass
+            poll(lambda: not takes_requests(running.url))
             # The terminal's own comes after that of its shell.
             running.signal(signal.SIGHUP)
             assert json.loads([line for line in lines if line][-1].removeprefix("data: "))["tokens_predicted"] == 300
         assert running.status() == 0
-    with served(before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as running:
+    assert not any("Traceback" in line for line in running.said)
+
+
+def test_under_nohup_a_second_signal_ends_the_server_at_once() -> None:
+    """Long before the grace time, which is longer than the test waits."""
+    ignoring = served("--grace", "600", before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    with ignoring as running, httpx.Client(base_url=running.url, timeout=WAIT_S) as client:
         running.signal(signal.SIGHUP)
-        assert httpx.post(f"{running.url}/completion", json={**BODY, "n_predict": 3}, timeout=WAIT_S).status_code == 200
-        running.signal(signal.SIGTERM)
-        assert running.status() == 0
+        assert client.post("/completion", json={**BODY, "n_predict": 3}).status_code == 200
+        with client.stream("POST", "/completion", json={**BODY, "n_predict": 10**6, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            running.signal(signal.SIGTERM)
+            poll(lambda: not takes_requests(running.url))
+            running.signal(signal.SIGINT)
+            assert running.status() == 0
+    assert not any("Traceback" in line for line in running.said)
 
 
 @pytest.mark.parametrize("streams", ["full", "closed"])
@@ -333,13 +262,11 @@ def test_a_server_needs_no_standard_stream(streams: str, tmp_path: Path) -> None
     command = [sys.executable, "-m", "paceline", "serve", *UNMEASURED, "--host", str(path)]
     process = subprocess.Popen(["sh", "-c", f'exec "$@" {redirected}', "sh", *command])
     try:
-        while not path.is_socket():
-            assert process.poll() is None
+        poll(lambda: path.is_socket() or process.poll() is not None)
         with httpx.Client(
             transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=WAIT_S
         ) as client:
-            while client.get("/health").status_code == 503:
-                pass
+            poll(lambda: client.get("/health").status_code == 200)
             assert client.post("/completion", json={**BODY, "n_predict": 5}).json()["tokens_predicted"] == 5
         process.terminate()
         assert process.wait(WAIT_S) == 0
@@ -358,10 +285,7 @@ def takes_requests(url: str) -> bool:
 LOADING = """
 import sys
 import paceline.cli.serve as command
-from paceline.cli.main import app, main
-from paceline.cli.setup import size_models
-from paceline.cli.setup import FoundModels
-from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.cli.main import main
 
 def load(*arguments, report, **options):
     print("measuring", file=sys.stderr, flush=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.hosted import Hosted
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {
@@ -52,12 +51,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "3 is no text"),
     ({"json_schema": {"pattern": "a" * 600_000}}, "json_schema", "bytes, and the most is"),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hosted]:
-    with hosted(scripted) as running:
-        yield running
 
 
 def matches(text: str, wanted: str) -> bool:

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from pydantic import ValidationError
 
 from paceline.server_options import ServerOptions
 from paceline.serving.fields import HARMLESS, NEUTRAL
 from paceline.serving.generation_request import GenerationRequest, read_generation_request
-from paceline.serving.schema import ChatBody, CompletionBody, Speculative
+from paceline.serving.schema import MAX_TEXTS, ChatBody, CompletionBody, Speculative, TemplateBody
 from tests.chat.conversing import CHATML
 from tests.serving.hosted import Hosted, hosted, scripted
+from tests.tiers import by_tier
 
 PATHS: Final = ["/completion", "/v1/completions", "/v1/chat/completions"]
 BASE: Final[dict[str, Any]] = {"prompt": "abc", "n_predict": 30, "seed": 7}
@@ -245,15 +247,21 @@ def test_a_token_is_banned_by_id_or_text(server: Hosted, bias: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "bias", [{"5000": 1}, {"-5": 1}, [[5000, 1]], [[-1, False]], {"5": True}, {"5": "x"}, 5, [[1]]]
+    "biases",
+    [
+        *({"--5": 1}, {"²": 1}, {"-": 1}, {"1" * 60: 1}, {"1" * 5000: 1}, {"": 1}, [["--5", 1]], [[5, False]]),
+        *([["a", -1.5], [6, 2]], {"5": False, "6": 1e9}, [], {}, None),
+    ],
+    ids=lambda biases: str(biases)[:20],
 )
-def test_a_bias_that_cannot_be_used_names_its_field(server: Hosted, bias: Any) -> None:
-    assert server.refusal("/completion", {**BASE, "logit_bias": bias})["param"] == "logit_bias"
+def test_biases_that_can_be_added_are_taken(server: Hosted, biases: Any) -> None:
+    """Also of texts that look like ids."""
+    assert server.answer("/completion", {**BASE, "n_predict": 2, "logit_bias": biases})["tokens_predicted"] == 2
 
 
-@pytest.mark.parametrize("text", ["--5", "²", "-", "1" * 60])
-def test_texts_that_look_like_ids_are_texts(server: Hosted, text: str) -> None:
-    assert server.post("/completion", {**BASE, "logit_bias": {text: 1}}).status_code == 200
+def test_the_least_that_is_divided_by_and_the_largest_bias_at_once_are_sampled(server: Hosted) -> None:
+    extreme = {"temperature": 1e-20, "repeat_penalty": 1e-6, "logit_bias": [[65, 1e9], [66, -1e9]]}
+    assert text_of(server, n_predict=3, n_probs=2, post_sampling_probs=True, **extreme) == "AAA"
 
 
 def test_the_end_of_an_answer_can_be_ignored(server: Hosted) -> None:
@@ -275,118 +283,120 @@ def test_a_seed_of_minus_one_draws_one_and_tells_it(server: Hosted) -> None:
 # What is out of range or of another kind
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", 101),
-        ("temperature", "1"),
-        ("temperature", True),
-        ("top_k", -1),
-        ("top_k", 1.5),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("min_p", -0.1),
-        ("min_p", 2),
-        ("repeat_penalty", 0),
-        ("presence_penalty", 101),
-        ("frequency_penalty", -101),
-        ("repeat_last_n", -2),
-        ("penalty_last_n", -2),
-        ("seed", "x"),
-        ("n", 0),
-        ("n", 4),
-        ("n_cmpl", 4),
-        ("n", "2"),
-        ("stop", 5),
-        ("stop", [5]),
-        ("stop", ["a", "b", "c"]),
-        ("samplers", "q"),
-        ("samplers", ["top_a"]),
-        ("samplers", ["nucleus", "Top-P"]),
-        ("typical_p", 1.1),
-        ("top_n_sigma", "1"),
-        ("dynatemp_range", -1),
-        ("dry_base", 0.9),
-        ("dry_allowed_length", 1.5),
-        ("dry_penalty_last_n", -2),
-        ("dry_sequence_breakers", [""]),
-        ("dry_sequence_breakers", ["x" * 41]),
-        ("dry_sequence_breakers", [5]),
-        ("xtc_probability", 2),
-        ("xtc_threshold", True),
-        ("samplers", 5),
-        ("ignore_eos", "yes"),
-        ("cache_prompt", "yes"),
-        ("stream", "yes"),
-        ("stream_options", 5),
-        ("n_probs", -1),
-        ("n_probs", 1001),
-        ("logprobs", -1),
-        ("logprobs", 1001),
-        ("response_fields", 5),
-        ("cache_salt", 5),
-        ("speculative", 5),
-        ("prompt", None),
-        ("prompt", ""),
-        ("prompt", []),
-        ("prompt", {}),
-        ("prompt", 5),
-        ("prompt", [[]]),
-        ("prompt", [1.5]),
-        ("prompt", [5000]),
-        ("prompt", [-1]),
-        ("prompt", ["a", "b", "c", "d"]),
-        ("prompt", {"prompt_string": 5}),
-        ("prompt", {"prompt_string": "a", "multimodal_data": ["aGk="]}),
+REFUSED: Final[dict[str, list[Any]]] = {
+    "temperature": [-0.1, 101, "1", True, 5e-324, 1e-21],
+    "top_k": [-1, 1.5],
+    "top_p": [0, 1.1],
+    "min_p": [-0.1, 2],
+    "repeat_penalty": [0, 1e-320, 1e-7],
+    "presence_penalty": [101],
+    "frequency_penalty": [-101],
+    "repeat_last_n": [-2],
+    "penalty_last_n": [-2],
+    "seed": ["x"],
+    "n": [0, 4, "2"],
+    "n_cmpl": [4],
+    "stop": [5, [5], ["a", "b", "c"]],
+    "samplers": ["q", ["top_a"], ["nucleus", "Top-P"], 5, "k" * (MAX_TEXTS + 1)],
+    "typical_p": [1.1],
+    "top_n_sigma": ["1"],
+    "dynatemp_range": [-1],
+    "dry_base": [0.9],
+    "dry_allowed_length": [1.5],
+    "dry_penalty_last_n": [-2],
+    "dry_sequence_breakers": [[""], ["x" * 41], [5]],
+    "xtc_probability": [2],
+    "xtc_threshold": [True],
+    "ignore_eos": ["yes"],
+    "cache_prompt": ["yes"],
+    "stream": ["yes"],
+    "stream_options": [5],
+    "n_probs": [-1, 1001],
+    "logprobs": [-1, 1001],
+    "response_fields": [5, ["a"] * (MAX_TEXTS + 1)],
+    "cache_salt": [5],
+    "speculative": [5],
+    "return_rounds": ["yes"],
+    "logit_bias": [
+        *({"5000": 1}, {"-5": 1}, {"5": True}, {"5": "x"}, {"5": None}, {"5": []}, 5, "5", [5], [[5]], [[1]], [None]),
+        *([[5000, 1]], [[-1, False]], [[5, 1, 2]], [[5, True]], [[True, 1]], [[5.5, 1]]),
+        *({"5": -1e308, "6": 1e308}, {"5": 1.1e9}, {f"text {number}": 1 for number in range(MAX_TEXTS + 1)}),
     ],
-)
-def test_a_value_that_cannot_be_used_names_its_field(strict: Hosted, name: str, value: Any) -> None:
-    error = strict.refusal("/completion", {**BASE, name: value})
-    assert error["param"] == name
-    assert error["type"] == "invalid_request_error"
-    assert_no_flag_for_a_field(error["message"])
+    "prompt": [
+        *(None, "", [], {}, 5, [[]], [1.5], [5000], [-1], ["a", "b", "c", "d"], ["a", 1] * (MAX_TEXTS + 1)),
+        *({"prompt_string": 5}, {"prompt_string": "a", "multimodal_data": ["aGk="]}),
+    ],
+}
+REFUSED_OF_CHATS: Final[dict[str, list[Any]]] = {
+    "messages": [
+        *(None, [], "hello", [5], [{"content": "no role"}]),
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+    "top_logprobs": [3],
+    "chat_template_kwargs": [
+        *(5, {"enable_thinking": "yes"}, {"messages": []}),
+        {f"name {number}": 1 for number in range(1001)},
+    ],
+    "reasoning_format": ["loud"],
+    "reasoning_budget_tokens": [-2],
+    "thinking_budget_tokens": [-2],
+    "reasoning_effort": [5],
+    "enable_thinking": ["yes"],
+    "thinking": [5],
+    "thinking.type": ["always", ["enabled"], {}],
+    "thinking.budget_tokens": [-2, "many"],
+    "reasoning": ["low"],
+    "reasoning.enabled": [1],
+    "reasoning.effort": [5],
+    "reasoning.max_tokens": [1.5],
+    "reasoning.exclude": [True],
+    "reasoning.zap": [5],
+    "continue_final_message": [True],
+    "max_completion_tokens": [-2],
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("messages", None),
-        ("messages", []),
-        ("messages", "hello"),
-        ("messages", [5]),
-        ("messages", [{"content": "no role"}]),
-        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-        ("top_logprobs", 3),
-        ("chat_template_kwargs", 5),
-        ("chat_template_kwargs", {"enable_thinking": "yes"}),
-        ("chat_template_kwargs", {"messages": []}),
-        ("reasoning_format", "loud"),
-        ("reasoning_budget_tokens", -2),
-        ("thinking_budget_tokens", -2),
-        ("reasoning_effort", 5),
-        ("enable_thinking", "yes"),
-        ("thinking", 5),
-        ("thinking.type", "always"),
-        ("thinking.type", ["enabled"]),
-        ("thinking.type", {}),
-        ("thinking.budget_tokens", -2),
-        ("thinking.budget_tokens", "many"),
-        ("reasoning", "low"),
-        ("reasoning.enabled", 1),
-        ("reasoning.effort", 5),
-        ("reasoning.max_tokens", 1.5),
-        ("reasoning.exclude", True),
-        ("reasoning.zap", 5),
-        ("continue_final_message", True),
-        ("max_completion_tokens", -2),
-    ],
+    ("path", "name"), [*((PATHS[0], name) for name in REFUSED), *((PATHS[2], name) for name in REFUSED_OF_CHATS)]
 )
-def test_a_value_that_a_chat_cannot_use_names_its_field(strict: Hosted, name: str, value: Any) -> None:
+def test_a_value_that_cannot_be_used_names_its_field(strict: Hosted, path: str, name: str) -> None:
     outer, _, inner = name.partition(".")
-    error = strict.refusal("/v1/chat/completions", {**CHAT, outer: {inner: value} if inner else value})
-    assert error["param"] == name
-    assert_no_flag_for_a_field(error["message"])
+    base, values = (BASE, REFUSED) if path == PATHS[0] else (CHAT, REFUSED_OF_CHATS)
+    for value in values[name]:
+        error = strict.refusal(path, {**base, outer: {inner: value} if inner else value})
+        assert (error["param"], error["type"]) == (name, "invalid_request_error"), value
+        assert len(error["message"]) < 300
+        assert_no_flag_for_a_field(error["message"])
+
+
+def test_a_body_has_so_many_fields_at_most(server: Hosted) -> None:
+    error = server.refusal("/completion", {**BASE, **{f"field {number}": 1 for number in range(1000)}})
+    assert (error["param"], len(error["message"]) < 300) == (None, True)
+
+
+def test_a_few_of_many_unknown_fields_are_named(server: Hosted) -> None:
+    unknown = {f"field {number}": 1 for number in range(99)} | {"x" * 1000: 1}
+    warnings = server.answer("/completion", {**BASE, "n_predict": 1, **unknown})["warnings"]
+    assert (len(warnings), warnings[0]) == (17, "unknown field 'field 0' was ignored")
+    assert warnings[-1] == "84 more unknown fields were ignored"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [(CompletionBody, "stop"), (CompletionBody, "response_fields"), (ChatBody, "messages"), (TemplateBody, "tools")],
+)
+def test_of_a_long_list_the_first_wrong_item_ends_the_look(body: Any, field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate({"prompt": "a", "messages": [], field: [1] * 1000})
+    # One for each kind that the field may be.
+    assert caught.value.error_count() <= 2
+
+
+def test_prompts_and_answers_to_each_are_bounded_together(strict: Hosted) -> None:
+    body = {"n": 1, "n_predict": 1}
+    assert len(strict.answer("/completion", {**body, "prompt": ["a", "b", "c"]})) == 3
+    error = strict.refusal("/completion", {**body, "prompt": ["a", "b"], "n": 2})
+    assert (error["param"], "--max-n" in error["message"]) == ("prompt", True)
 
 
 FIELDS: Final = {*ChatBody.model_fields, *CompletionBody.model_fields, *NEUTRAL, *HARMLESS}
@@ -406,8 +416,9 @@ OF_EVERY_KIND: Final[list[Any]] = [True, -5, 1.5, "x", [], [1], ["x"], [[]], [{}
 @pytest.mark.parametrize("name", [*sorted(FIELDS), *(f"{o}.{i}" for o, inner in WITHIN.items() for i in inner)])
 def test_no_value_of_any_field_is_more_than_the_server_can_take(server: Hosted, name: str) -> None:
     outer, _, inner = name.partition(".")
-    for value in OF_EVERY_KIND:
-        for path, body in ((PATHS[0], BASE), (PATHS[2], CHAT)):
+    asking = [(PATHS[0], BASE), (PATHS[2], CHAT)] * 2
+    for number, value in enumerate(OF_EVERY_KIND, len(name)):
+        for path, body in asking[number % 2 :][: by_tier(2, quick=1)]:
             asked = {**body, "max_tokens": 1, "n_predict": None, outer: {inner: value} if inner else value}
             assert server.post(path, asked).status_code in (200, 400), (path, value)
 
@@ -417,7 +428,7 @@ SERVER_FLAGS = {"--max-n", "--max-stop", "--strict-fields", "--chat-template", "
 
 
 def assert_no_flag_for_a_field(message: str) -> None:
-    assert set(re.findall(r"(?<!\w)--?[a-z][a-z-]*", message)) <= SERVER_FLAGS, message
+    assert set(re.findall(r"(?<!\w)--?(?!inf\b)[a-z][a-z-]*", message)) <= SERVER_FLAGS, message
 
 
 @pytest.mark.parametrize(

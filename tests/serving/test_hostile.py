@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -21,8 +20,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random
 from paceline.models.embedded import embedded_draft
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.serving.model_host import ServedModel
-from tests.serving.calling import TEMPLATE
-from tests.serving.hosted import Hosted, hosted, json_of, scripted
+from tests.serving.hosted import Hosted, hosted, json_of
 from tests.timing import WAIT_S
 
 pytest.importorskip("llguidance")
@@ -237,23 +235,17 @@ class Streams:
             self.texts[name].append(text_of(self._server, name))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE)) as running:
-        yield running
-
-
 def asked(server: Hosted, fields: dict[str, Any]) -> httpx.Response:
     path, prompt = (CHAT, {"messages": MESSAGES}) if "tools" in fields else ("/completion", {"prompt": "abc"})
     return server.post(path, {**prompt, "max_tokens": 100, "seed": 1, "temperature": 1.0, "stream": True, **fields})
 
 
-def test_hostile_requests_are_refused_and_the_answers_beside_them_stay_as_they_are(server: Hosted) -> None:
-    alone = {name: text_of(server, name) for name in UNDISTURBED}
+def test_hostile_requests_are_refused_and_the_answers_beside_them_stay_as_they_are(writing: Hosted) -> None:
+    alone = {name: text_of(writing, name) for name in UNDISTURBED}
     assert len(json.loads(alone["schema"])) in (3, 4)
-    streams = Streams(server)
+    streams = Streams(writing)
     for fields, param, message in REFUSED.values():
-        response = asked(server, fields)
+        response = asked(writing, fields)
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert (error["param"], error["type"]) == (param, "invalid_request_error")
@@ -261,7 +253,7 @@ def test_hostile_requests_are_refused_and_the_answers_beside_them_stay_as_they_a
         assert "\n" not in error["message"]
         assert len(error["message"]) < 400
     for fields in ENDED.values():
-        response = asked(server, fields)
+        response = asked(writing, fields)
         assert response.status_code == 200
         error = json_of(response.text.strip().rpartition("data: ")[2])["error"]
         assert "takes too much time or memory at this place of the answer" in error["message"]
@@ -270,7 +262,7 @@ def test_hostile_requests_are_refused_and_the_answers_beside_them_stay_as_they_a
     for name, texts in streams.texts.items():
         assert texts == [alone[name]] * len(texts)
         assert texts
-    server.wait_for_nothing()
+    writing.wait_for_nothing()
 
 
 def lettered() -> ServedModel:

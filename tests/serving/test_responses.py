@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -32,11 +32,10 @@ from paceline.serving.response_formats.responses import ResponsesFormatter
 from paceline.serving.responses_request import read_response_request
 from paceline.serving.schema import ResponsesBody
 from tests.chat.conversing import CHATML
-from tests.serving.calling import CALLED, SAID, TEMPLATE, WEATHER, saying
+from tests.serving.calling import CALLED, TEMPLATE, WEATHER, saying
 from tests.serving.hosted import NAME, Hosted, hosted, scripted
 from tests.serving.parts import LOGPROBS, TEXTS
 from tests.serving.reasoning import ANSWER, reasoning, thinking
-from tests.serving.scripted import writing_model
 from tests.tiers import by_tier
 
 PATH: Final = "/v1/responses"
@@ -214,18 +213,6 @@ class Report(BaseModel):
 
     city: Literal["Paris", "Rome"]
     days: Annotated[int, Field(ge=0, le=9)]
-
-
-@pytest.fixture(scope="module")
-def writing() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE, target=writing_model())) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def calling() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE, target=saying(SAID))) as running:
-        yield running
 
 
 def test_the_client_parses_and_streams(writing: Hosted) -> None:

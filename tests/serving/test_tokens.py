@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
+from paceline.chat.params import ChatParams
+from paceline.serving.schema import MAX_TEXTS
 from tests.chat.conversing import THINKING
 from tests.serving.hosted import Hosted, hosted, scripted
 
@@ -29,6 +32,7 @@ def test_a_text_becomes_tokens_and_they_become_the_text(server: Hosted) -> None:
     assert mixed == [97, 98, 257, 99]
     assert server.answer("/tokenize", {"content": ""}) == {"tokens": []}
     assert server.answer("/tokenize", {}) == {"tokens": []}
+    assert server.answer("/detokenize", {"tokens": [65.0, 66]})["content"] == "AB"
     assert server.answer("/detokenize", {"tokens": []}) == {"content": "", "prompt": ""}
 
 
@@ -62,25 +66,22 @@ def test_a_text_that_would_take_long_to_tokenize_is_refused(server: Hosted) -> N
     assert error["message"] == "content has 2097153 bytes: at most 2097152 are tokenized at once; send parts"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {"content": 5}, "content"),
-        ("/tokenize", {"content": [1.5]}, "content"),
-        ("/tokenize", {"content": [260]}, "content"),
-        ("/tokenize", {"content": "a", "with_pieces": "yes"}, "with_pieces"),
-        ("/detokenize", {"tokens": "a"}, "tokens"),
-        ("/detokenize", {"tokens": [260]}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/apply-template", {}, "messages"),
-        ("/apply-template", {"messages": "hello"}, "messages"),
-        ("/v1/chat/completions/input_tokens", {}, "messages"),
-        ("/v1/chat/completions/control", {"id": "x"}, "action"),
-        ("/v1/chat/completions/control", {"id": "x", "action": "explode"}, "action"),
-    ],
-)
-def test_what_cannot_be_used_names_its_field(server: Hosted, path: str, body: dict[str, Any], param: str) -> None:
-    assert server.refusal(path, body)["param"] == param
+REFUSED: Final[list[tuple[str, dict[str, list[Any]], dict[str, Any]]]] = [
+    ("/tokenize", {"content": [5, [1.5], [260], ["a"] * (MAX_TEXTS + 1)], "with_pieces": ["yes"]}, {"content": "a"}),
+    ("/detokenize", {"tokens": ["a", "5", 5, None, [True], ["5"], [5.5], [[5]], [260], [-1], [10**15]]}, {}),
+    ("/apply-template", {"messages": [None, "hello"]}, {}),
+    ("/v1/chat/completions/input_tokens", {"messages": [None]}, {}),
+    ("/v1/chat/completions/control", {"action": [None, "explode"]}, {"id": "x"}),
+]
+
+
+@pytest.mark.parametrize(("path", "refused", "body"), REFUSED)
+def test_what_cannot_be_used_names_its_field(
+    server: Hosted, path: str, refused: dict[str, list[Any]], body: dict[str, Any]
+) -> None:
+    for param, values in refused.items():
+        for value in values:
+            assert server.refusal(path, {**body, param: value})["param"] == param, value
 
 
 def test_the_embedded_pair_has_tokens_of_its_own(pair_server: Hosted) -> None:
@@ -125,14 +126,7 @@ def test_variables_reach_the_template() -> None:
 
 
 def test_a_model_without_a_template_answers_completions_alone() -> None:
-    from dataclasses import replace
-
-    from paceline.chat.params import ChatParams
-
-    def load() -> Any:
-        return replace(scripted(), template=None, chat=ChatParams(forget=False))
-
-    with hosted(load) as running:
+    with hosted(lambda: replace(scripted(), template=None, chat=ChatParams(forget=False))) as running:
         error = running.refusal("/v1/chat/completions", {"messages": MESSAGES})
         assert "no chat template" in error["message"]
         assert "use /v1/completions" in error["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -19,18 +18,6 @@ NAMED: Final = {"type": "function", "function": {"name": "weather"}}
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     """Return a choice among some of the tools, as OpenAI's API has it."""
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-
-
-@pytest.fixture(scope="module")
-def writing() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE, target=writing_model())) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def calling() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(TEMPLATE, target=saying(SAID))) as running:
-        yield running
 
 
 @pytest.mark.parametrize("speculative", [{}, {"off": True}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,20 +13,14 @@ from benchmarks.server_soak.wire import Answer, Connection, ask, request_bytes
 
 from paceline.constraints import Source, compiler, llguidance_grammars
 from paceline.core.vocabulary import Vocabulary
+from paceline.serving.json_bodies import read_json
+from paceline.serving.response_formats.base import list_probabilities
 from paceline.serving.security import ApiKeys, SecuritySettings, set_namespace
 from paceline.serving.work import Kind, Share, Work, choose_reading_kind
-from tests.serving.live import Live, live
+from tests.serving.live import Live, in_loop, live
 from tests.timing import WAIT_S
 
 MANY = 30
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(WAIT_S):
-            await test()
-
-    asyncio.run(bounded())
 
 
 def share_of(work: Work, key: str) -> Share:
@@ -176,6 +170,7 @@ async def plain(server: Live, key: str) -> Answer:
 TWO_KEYS = SecuritySettings(keys=ApiKeys(["a", "b"]))
 SCHEMA = {"prompt": "abc", "n_predict": 2, "json_schema": {"type": "object"}}
 LONG_TEXT = {"content": "a" * (1 << 16)}
+LONG_ANSWER = {"prompt": "ABC", "n_predict": 400, "ignore_eos": True}
 
 
 @pytest.mark.parametrize(("path", "body"), [("/completion", SCHEMA), ("/tokenize", LONG_TEXT)])
@@ -256,5 +251,71 @@ def test_what_one_key_compiled_no_other_key_finds(monkeypatch: pytest.MonkeyPatc
                     for _ in range(2):
                         assert (await ask(server.port, keyed("/completion", body, key))).status == 200
             assert len(compiled) == 4
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(("size", "elsewhere"), [(100, False), (1 << 17, True)])
+def test_a_long_body_is_read_in_a_thread(size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_by: list[int] = []
+
+    def noted(body: bytes) -> dict[str, Any]:
+        read_by.append(threading.get_ident())
+        return read_json(body)
+
+    monkeypatch.setattr("paceline.serving.schema.read_json", noted)
+
+    async def test() -> None:
+        async with live() as server:
+            answer = await server.post("/tokenize", {"content": "a" * size})
+            assert len(answer.json()["tokens"]) == size
+
+    in_loop(test)
+    assert [thread != threading.get_ident() for thread in read_by] == [elsewhere]
+
+
+@pytest.mark.parametrize(("n_probs", "elsewhere"), [(3, False), (260, True)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_probabilities_are_written_in_a_thread(
+    n_probs: int, elsewhere: bool, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_by: set[int] = set()
+    for module in ("work", "server"):
+        monkeypatch.setattr(f"paceline.serving.{module}.MAX_AT_ONCE", 200)
+
+    def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
+        written_by.add(threading.get_ident())
+        return list_probabilities(*args, **options)
+
+    monkeypatch.setattr("paceline.serving.response_formats.base.list_probabilities", noted)
+
+    async def test() -> None:
+        async with live() as server:
+            body = {"prompt": "ABC", "n_predict": 3, "n_probs": n_probs, "temperature": 0, "stream": stream}
+            answer = await server.post("/completion", body)
+            assert answer.status == 200
+            assert answer.body.count(b'"top_logprobs"') == 3
+
+    in_loop(test)
+    assert written_by
+    assert all((thread != threading.get_ident()) == elsewhere for thread in written_by)
+
+
+def test_all_answers_of_a_request_are_taken_in_one_round() -> None:
+    async def test() -> None:
+        async with live(max_sequences=8) as server:
+            first = await server.send("/completion", {**LONG_ANSWER, "stream": True})
+            await first.head()
+            server.gate.close()
+            await server.gate.arrived()
+            second = await server.send("/completion", {**LONG_ANSWER, "stream": True, "n": 6})
+            await server.until(lambda: len(server.server.board.answers) == 2)
+            # By the time that another request is answered, all are asked for.
+            await server.get("/health")
+            server.gate.let_through()
+            assert (await second.head()).status == 200
+            server.gate.open()
+            for connection in (first, second):
+                connection.close()
 
     in_loop(test)
