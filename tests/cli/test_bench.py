@@ -135,7 +135,7 @@ def test_a_reader_who_leaves_early_takes_no_figures_with_him(
     def leave(*_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("paceline.cli.bench.print_result", leave)
+    monkeypatch.setattr("paceline.cli.bench.print_report", leave)
     # The command gives up its standard output then.
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     figures, page = tmp_path / "bench.json", tmp_path / "bench.html"

@@ -70,13 +70,15 @@ def test_the_report_says_whether_it_pays(examined: Examined) -> None:
     pays = candidate["prediction"]["pays"]
     assert examined.status == (0 if pays else exits.DOES_NOT_PAY)
     assert "tokens: fits as it is" in examined.out
-    assert ("pays: " if pays else "does not pay: " if pays is False else "too close to call: ") in examined.out
+    verdicts = {True: "pays: ", False: "does not pay: ", None: "too (close to call|few tokens to tell): "}
+    assert re.search(f"^{verdicts[pays]}", examined.out, re.MULTILINE)
+    assert all("threads 1" in report for report in (examined.out, examined.page))
     assert "--spec-type draft-simple --spec-draft-n-max" in examined.out
     # On a busy machine its time may not reach every kind of text.
     kinds = candidate["agreement"]["coupled"]
     assert kinds.keys() <= {"code", "prose", "json", "logs", "all"}
     assert {"code", "all"} <= kinds.keys()
-    for kind in kinds:
+    for kind in kinds if len(kinds) > 2 else ["all"]:
         assert re.search(rf"^{kind} ", examined.out, re.MULTILINE), kind
 
 
@@ -100,7 +102,9 @@ def test_figures_hold_together(examined: Examined) -> None:
     assert survival[0] == pytest.approx(agreement["coupled"]["all"]["value"], abs=0.2)
     for way in ("plain", "auto", "static", "without_model"):
         speed = prediction[way]["tokens_per_s"]
-        assert 0 < speed["low"] <= speed["value"] <= speed["high"]
+        low, high = (speed["value"] if speed[end] is None else speed[end] for end in ("low", "high"))
+        assert 0 < low <= speed["value"] <= high
+        assert (speed["low"] is None) is (prediction["texts"] == 1)
     assert candidate["tokens"]["fit"] == "as is"
     assert examined.facts["skipped"][0]["name"] == "broken.gguf"
     assert examined.facts["ended_by"] == "done"
@@ -110,10 +114,10 @@ def test_the_page_needs_nothing_from_anywhere(examined: Examined) -> None:
     page = examined.page
     assert not re.search(r"https?:|//[a-z]|<script|<link|@import|url\(|src=", page)
     assert "prefers-color-scheme: dark" in page
-    pictures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(pictures) == 4
-    for picture in pictures:
-        assert ElementTree.fromstring(picture).attrib["aria-label"]
+    charts = re.findall(r"<figure>(.*?)</figure>", page, flags=re.DOTALL)
+    assert len(charts) == 4
+    for chart in charts:
+        assert ElementTree.fromstring(chart).attrib["aria-label"]
     for words in ("small.gguf", "fits as it is", "broken.gguf", "--spec-type draft-simple"):
         assert words in page
 

@@ -40,11 +40,11 @@ from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.bench.forecast import QUICK_S, QUICK_WORKLOADS, explain_left_out, fit_settings
 from paceline.lab.bench.llama_server import LlamaServers, check_llama_server
-from paceline.lab.bench.page import render
+from paceline.lab.bench.report import build_report
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
-from paceline.lab.bench.table import print_result
 from paceline.lab.bench.workloads import MIXED, WORKLOAD_NAMES, WORKLOADS, Sizes, check_room, check_workload_names
+from paceline.lab.report import print_report, render_page
 from paceline.lab.sessions import Engines, wall_engines
 from paceline.lab.variants import AUTO, STATIC, VARIANT_NAMES, check_variant_names
 from paceline.machine import machine
@@ -268,6 +268,7 @@ def bench(
             context_length = engines.target.capabilities.context_length
             # As the user asked: what was found out here is not llama-server's choice.
             servers = LlamaServers(server, target_options, draft_options, context_length)
+            versions["llama-server"] += f", {servers.threads}"
         runner = Runner(
             engines,
             profile,
@@ -284,7 +285,10 @@ def bench(
             runner.result.notes.append(cut)
         result = runner.run()
         result.notes[:] = map(in_flags, result.notes)
-    outputs.write(result.to_json(), lambda: print_result(report_console(_PIPE_WIDTH), result), lambda: render(result))
+    report = build_report(result)
+    outputs.write(
+        result.to_json(), lambda: print_report(report_console(_PIPE_WIDTH), report), lambda: render_page(report)
+    )
     if result.ended_by == "interrupt":
         raise typer.Exit(exits.INTERRUPTED)
     if not result.measured and not result.predicted:

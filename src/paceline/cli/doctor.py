@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from paceline.cli import exits
 from paceline.cli.display import error_console
@@ -29,22 +27,19 @@ from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.comparison import Stopped
-from paceline.lab.doctor.candidate_report import CandidateReport, build_report, ranking_key, verdict
 from paceline.lab.doctor.candidates import Candidate, Skipped, find_candidates
 from paceline.lab.doctor.diagnosis_json import diagnosis_json, model_json
 from paceline.lab.doctor.examiner import Diagnosis, Examiner
 from paceline.lab.doctor.export import ALL as ALL_PROGRAMS
 from paceline.lab.doctor.export import PROGRAMS, check_program
-from paceline.lab.doctor.measures import ALL
-from paceline.lab.doctor.page import render
-from paceline.lab.doctor.prediction import Prediction, Speed
+from paceline.lab.doctor.report import Candidate as Examined
+from paceline.lab.doctor.report import advise, build_report
 from paceline.lab.doctor.samples import file_samples, heldout_samples
-from paceline.lab.intervals import Interval, Ratio
+from paceline.lab.report import print_report, render_page
 from paceline.machine import machine
-from paceline.models.description import ModelDescription, describe
+from paceline.models.description import describe
 from paceline.models.registry import complete_model
-from paceline.sizes import format_bytes, format_count
-from paceline.terminal_text import printable, printable_line
+from paceline.terminal_text import printable_line
 
 EPILOG = f"""[bold]Examples[/bold]
 
@@ -73,8 +68,6 @@ _PIPE_WIDTH = 120
 """Columns of the report where standard output is no terminal."""
 _NAMED_BY_ARGUMENTS = "has no effect here: the target is the first argument, and its drafts are those after it"
 """Why options that name models are refused."""
-_DEPTHS = 8
-"""Deepest drafts whose survival is printed."""
 
 
 def _complete_programs(incomplete: str) -> list[str]:
@@ -167,7 +160,7 @@ def doctor(
             "there is no draft model to try: name one, a folder that holds some, or self, the target quantised smaller"
         )
     has_devices = bool(offload_devices(target_options))
-    examined: list[CandidateReport] = []
+    examined: list[Examined] = []
     is_whole = True
     with hold_interrupts() as interrupted, ProgressBar("", total=float(len(found))) as progress:
         number, name = 0, ""
@@ -198,7 +191,7 @@ def doctor(
                 is_whole = False
                 break
             examined.append(
-                build_report(
+                advise(
                     diagnosis,
                     what,
                     programs,
@@ -206,7 +199,7 @@ def doctor(
                     draft_on_cpu=has_devices and _is_on_cpu(models.draft) and not _is_on_cpu(models.settings),
                 )
             )
-    ranked = sorted(examined, key=ranking_key)
+    ranked = sorted(examined, key=lambda each: each.rank)
     facts: dict[str, Any] = {
         "target": model_json(what),
         "temperature": temp,
@@ -217,10 +210,12 @@ def doctor(
         "skipped": [dataclasses.asdict(each) for each in skipped],
         "ended_by": "done" if is_whole else "interrupt",
     }
+    report = functools.partial(build_report, what, ranked, temperature=temp, machine=facts["machine"])
     outputs.write(
         facts,
-        lambda: _print_report(what, ranked, temp, facts["machine"]["threads"]),
-        lambda: render(what, ranked, skipped, temperature=temp, machine=facts["machine"]),
+        # What was not tried is told already, on standard error.
+        lambda: print_report(report_console(_PIPE_WIDTH), report(())),
+        lambda: render_page(report(skipped)),
     )
     if not is_whole:
         error_console().print(
@@ -256,160 +251,3 @@ def _is_on_cpu(options: ModelOptions | DraftOptions) -> bool:
 def _tell_skipped(skipped: Sequence[Skipped]) -> None:
     for each in skipped:
         error_console().print(f"not tried: {each.name}: {each.why}", style="dim", markup=False)
-
-
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
-def _print_report(
-    target: ModelDescription, ranked: Sequence[CandidateReport], temperature: float, threads: str
-) -> None:
-    console = report_console(_PIPE_WIDTH)
-    console.print(f"target: {target.path}, {_model_line(target)}, {threads} threads", style="bold", markup=False)
-    if len(ranked) > 1:
-        console.print()
-        console.print(_ranking(ranked))
-    for report in ranked:
-        console.print()
-        _print_candidate(console, report, temperature)
-    if any(report.diagnosis.prediction for report in ranked):
-        console.print(
-            "\nin brackets: 95% over other texts of these kinds. Other work on this machine moves speeds further: "
-            "measure when it is idle",
-            style="dim",
-            markup=False,
-        )
-
-
-def _ranking(ranked: Sequence[CandidateReport]) -> Table:
-    table = Table(box=None, pad_edge=False, title="by predicted speed", title_justify="left")
-    table.add_column("draft", overflow="fold")
-    for column in ("t/s", "of plain", "verdict"):
-        table.add_column(column, justify="right")
-    table.add_column("tokens", overflow="fold")
-    for report in ranked:
-        diagnosis = report.diagnosis
-        prediction = diagnosis.prediction
-        cells = ["-", "-", "-"]
-        if prediction is not None:
-            cells = [
-                f"{prediction.auto.tokens_per_s.value:.1f}",
-                f"{prediction.auto.gain.value:.2f}",
-                verdict(prediction),
-            ]
-        words = diagnosis.error if diagnosis.fitting is None else diagnosis.fitting.words
-        style = "green" if prediction is not None and prediction.pays else None
-        table.add_row(printable_line(diagnosis.name), *cells, printable_line(words or ""), style=style)
-    return table
-
-
-def _print_candidate(console: Console, report: CandidateReport, temperature: float) -> None:
-    diagnosis = report.diagnosis
-    console.print(f"{diagnosis.name}: {_model_line(diagnosis.what)}", style="bold cyan", markup=False)
-    if diagnosis.fitting is not None:
-        console.print(f"tokens: {diagnosis.fitting.words}", markup=False)
-        if diagnosis.fitting.alignment is not None:
-            console.print(_alignment_table(diagnosis))
-        for warning in diagnosis.fitting.warnings:
-            console.print(f"- {warning}", style="dim", markup=False)
-    if diagnosis.error is not None:
-        console.print(f"not drafted with: {diagnosis.error}", style="yellow", markup=False)
-    prediction = diagnosis.prediction
-    if prediction is not None:
-        for line in _speed_lines(prediction):
-            console.print(line, markup=False)
-        console.print(_agreement_table(diagnosis, temperature))
-    for sentence in report.advice:
-        console.print(f"- {sentence}", markup=False)
-    for each in report.exports:
-        console.print(f"\n{each.program}", style="bold", markup=False)
-        for reason in each.refuses:
-            console.print(f"refused: {reason}", style="yellow", markup=False)
-        # As it is, so that it can be copied.
-        print(printable(each.command))
-        for note in each.notes:
-            console.print(f"note: {note}", style="dim", markup=False)
-
-
-def _speed_lines(prediction: Prediction) -> Iterator[str]:
-    auto, static = prediction.auto, prediction.static
-    yield (
-        f"{verdict(prediction)}: {_format_speed(auto)} with auto, {_format_gain(auto)} of plain's "
-        f"{prediction.plain.tokens_per_s.value:.1f}; without a draft model {_format_speed(prediction.without_model)}"
-    )
-    threshold = f", p-min {static.p_min:g}" if static.p_min else ""
-    yield f"best fixed length: draft-max {static.draft_max}{threshold}, {_format_gain(static)} of plain"
-    yield prediction.price
-
-
-def _format_speed(speed: Speed) -> str:
-    return f"{speed.tokens_per_s.value:.1f} t/s{_format_interval(speed.tokens_per_s, 1)}"
-
-
-def _format_gain(speed: Speed) -> str:
-    return f"{speed.gain.value:.2f}{_format_interval(speed.gain, 2)}"
-
-
-def _format_interval(interval: Interval, digits: int) -> str:
-    if interval.low is None or interval.high is None:
-        return ""
-    low, high = f"{interval.low:.{digits}f}", f"{interval.high:.{digits}f}"
-    # Texts that are all decoded plainly differ in nothing.
-    return "" if low == high else f" ({low} to {high})"
-
-
-def _agreement_table(diagnosis: Diagnosis, temperature: float) -> Table:
-    prediction, agreement = diagnosis.prediction, diagnosis.agreement
-    assert prediction is not None
-    table = Table(box=None, pad_edge=False)
-    table.add_column("agreement on")
-    of_places = [] if agreement is None else [agreement.coupled, agreement.overlap, agreement.same_top]
-    names = ["accepted", "1 - TV", "same top"] if temperature > 0 else ["accepted", "1 - TV", "same top (greedy)"]
-    depths = [depth.depth for depth in diagnosis.survival[ALL][:_DEPTHS] if depth.survival is not None]
-    deepest = max(depths, default=1)
-    for column in (*names[: len(of_places)], f"right to depth 1 to {deepest}", "gain"):
-        table.add_column(column, justify="right")
-    kinds = [kind for kind in diagnosis.survival if kind != ALL]
-    for kind in (*(kinds if len(kinds) > 1 else ()), ALL):
-        survival = [depth.survival for depth in diagnosis.survival[kind][:_DEPTHS] if depth.survival is not None]
-        gain = prediction.auto.gain.value if kind == ALL else prediction.gain_by_kind[kind]
-        table.add_row(
-            kind,
-            *(_format_percent(ratios[kind]) for ratios in of_places),
-            " ".join(f"{value:.0%}" for value in survival),
-            f"{gain:.2f}",
-        )
-    return table
-
-
-def _alignment_table(diagnosis: Diagnosis) -> Table:
-    assert diagnosis.fitting is not None
-    alignment = diagnosis.fitting.alignment
-    assert alignment is not None
-    table = Table(box=None, pad_edge=False)
-    table.add_column("on text")
-    for column in ("one draft token", "ends meet", "draft tokens each"):
-        table.add_column(column, justify="right")
-    for kind, one in alignment.one.items():
-        each = alignment.draft_tokens[kind].value
-        table.add_row(
-            kind, _format_percent(one), _format_percent(alignment.ends[kind]), "-" if each is None else f"{each:.2f}"
-        )
-    return table
-
-
-def _format_percent(ratio: Ratio) -> str:
-    if ratio.value is None:
-        return "-"
-    return (
-        f"{ratio.value:.1%}"
-        if ratio.standard_error is None
-        else f"{ratio.value * 100:.1f} ± {ratio.standard_error * 100:.1f}%"
-    )
-
-
-def _model_line(what: ModelDescription) -> str:
-    parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
-    return ", ".join(
-        part for part in (format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type) if part is not None
-    )

@@ -29,7 +29,8 @@ from paceline.core.errors import InputError
 from paceline.engines.base import Engine, paced_draft
 from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
-from paceline.lab.profile_page import render
+from paceline.lab.profile_page import build_report
+from paceline.lab.report import render_page
 from paceline.machine import machine
 from paceline.model_pair import managed_pair
 from paceline.models.embedded import embedded_draft
@@ -139,7 +140,7 @@ def profile_command(
     outputs.write(
         facts,
         lambda: _print_report(kept.profile, names),
-        lambda: render(kept.profile, target=names.target, draft=names.draft, machine=versions),
+        lambda: render_page(build_report(kept.profile, target=names.target, draft=names.draft, machine=versions)),
     )
     console = error_console()
     if not kept.measured:

@@ -41,6 +41,11 @@ class Estimate:
     high: float | None
     count: int
 
+    @property
+    def interval(self) -> str:
+        """Both ends in words."""
+        return "-" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
+
 
 def estimate(values: Sequence[float], *, seed: int = 0) -> Estimate:
     """Return the median of ``values`` with the percentile bootstrap interval over them.

@@ -148,6 +148,7 @@ def test_settings_become_arguments(servers: LlamaServers) -> None:
 def test_a_draft_with_threads_of_its_own_has_them_in_the_server_too(tmp_path: Path) -> None:
     draft = ModelOptions(embedded_draft(), threads=1, threads_batch=2)
     servers = LlamaServers(program(tmp_path, _SPEAKS), ModelOptions(embedded_target(), threads=3), draft, 512)
+    assert servers.threads == "3 threads"
     command = servers.command(SERVER_DRAFT_VARIANTS[0])
     named = {name: command[command.index(name) + 1] for name in ("-t", "-tb", "-td", "-tbd")}
     assert named == {"-t": "3", "-tb": "3", "-td": "1", "-tbd": "2"}

@@ -17,13 +17,14 @@ from paceline.core.errors import EngineError, InputError
 from paceline.engines.base import Step
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput
 from paceline.lab.bench.forecast import QUICK_WORKLOADS, fit_settings
-from paceline.lab.bench.page import render
+from paceline.lab.bench.report import build_report
 from paceline.lab.bench.results import BenchResult, VariantResult
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
 from paceline.lab.comparison import Stop
 from paceline.lab.prompt_keeper import PromptKeeper
 from paceline.lab.replaying.recorder import record
+from paceline.lab.report import render_page
 from paceline.lab.sessions import Answer, Contestant, Engines, Session
 from paceline.lab.task import Task
 from paceline.lab.variants import Variant, drafter_sets, replay_all, static_variants
@@ -548,7 +549,7 @@ def test_a_server_runs_its_best_settings_between_the_same_plain_runs() -> None:
     assert not [each for each in forced.variants if each.variant.kind == "server"]
     assert result.notes == ["structured-forced: no server ran, as none can be made to follow a text"]
     json.dumps(result.to_json())
-    assert "llama-server, ngram-mod" in render(result)
+    assert "llama-server, ngram-mod" in render_page(build_report(result))
 
 
 @pytest.mark.parametrize("token_ids", [(65,) * 33, range(3)])

@@ -14,7 +14,6 @@ from paceline.engines.scripted import LogitFunction
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.agreement import measure_agreement, measure_survival
 from paceline.lab.doctor.answers import Answers, WrittenAnswer
-from paceline.lab.doctor.candidate_report import verdict
 from paceline.lab.doctor.measures import ALL
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
@@ -191,9 +190,9 @@ def test_what_pays_is_beyond_its_interval(
     without = dataclasses.replace(prediction, over_none=Interval(value, low, high), static=fixed, tokens=64)
     # "Does not pay" is not said beside a fixed length that gains.
     assert without.pays is (None if pays is False and static > 1 else pays)
-    assert verdict(without) == {True: "pays", False: "does not pay", None: "too close to call"}[without.pays]
+    assert without.verdict == {True: "pays", False: "does not pay", None: "too close to call"}[without.pays]
     few = dataclasses.replace(without, tokens=63)
-    assert (few.pays, verdict(few)) == (None, "too few tokens to tell")
+    assert (few.pays, few.verdict) == (None, "too few tokens to tell")
 
 
 def test_agreement_is_that_of_both_models() -> None:

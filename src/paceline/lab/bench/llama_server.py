@@ -74,14 +74,20 @@ def _run_with_option(executable: Path, option: str) -> str:
 
 
 class LlamaServers:
-    """Runs llama-server under one setting after another, with the target's threads, attention, layers and devices."""
+    """Runs llama-server under one setting after another, with the target's threads, attention, layers and devices.
+
+    Attributes:
+        threads: of passes of one token, in words, and of wider ones where they differ.
+    """
 
     def __init__(self, executable: Path, target: ModelOptions, draft: ModelOptions | None, context_length: int) -> None:
         threads = target.threads or usable_cores()
+        wide = target.threads_batch or threads
+        self.threads = f"{threads} threads" + (f", {wide} in wide passes" if wide != threads else "")
         self._command = [
             str(executable),
             *("-m", str(target.path), "-c", str(context_length), "-np", "1"),
-            *("-t", str(threads), "-tb", str(target.threads_batch or threads)),
+            *("-t", str(threads), "-tb", str(wide)),
             *(() if target.flash_attention is None else ("-fa", "on" if target.flash_attention else "off")),
             *(("-fa", "on") if target.exact else ()),
             *(("-ctk", target.cache_type_k) if target.cache_type_k else ()),

@@ -145,6 +145,16 @@ class VariantResult:
         return sum(pair.num_drafted for pair in self.pairs)
 
     @property
+    def drafted_nothing(self) -> bool:
+        """Whether a variant that was to draft did not: its difference from plain is no gain."""
+        return bool(self.variant.drafters) and self.num_drafted == 0
+
+    @property
+    def title(self) -> str:
+        """Name in a report."""
+        return "plain against plain" if self.variant.kind == "plain" else self.variant.name
+
+    @property
     def accept_share(self) -> float | None:
         drafted = self.num_drafted
         return sum(pair.num_accepted for pair in self.pairs) / drafted if drafted else None

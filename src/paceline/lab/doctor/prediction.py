@@ -163,6 +163,13 @@ class Prediction:
         )
 
     @property
+    def verdict(self) -> str:
+        """Say whether the draft model pays."""
+        if self.has_too_few_tokens:
+            return "too few tokens to tell"
+        return {True: "pays", False: "does not pay", None: "too close to call"}[self.pays]
+
+    @property
     def has_too_few_tokens(self) -> bool:
         """Whether the answers are too short for a prediction."""
         return self.tokens < _FEWEST_TOKENS

@@ -1,4 +1,4 @@
-"""The report's page: it needs nothing else, says what was measured, and copes with whatever is missing."""
+"""A bench's report: its page needs nothing else, says what was measured, and copes with whatever is missing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from rich.console import Console
 
 from paceline.lab.bench import charts
-from paceline.lab.bench.page import render
+from paceline.lab.bench.report import build_report, describe_unrest
 from paceline.lab.bench.results import BenchResult
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
-from paceline.lab.bench.table import FIGURES, print_result, unrest_words
-from paceline.lab.svg import Scale, ticks
+from paceline.lab.report import Table, print_report, render_page
 from tests.lab.scripted_pairs import constant_model, engines, profile
 
 SNAPSHOT = {
@@ -39,6 +38,10 @@ def result(**changes: Any) -> BenchResult:
     return Runner(engines(target=target), profile(), BenchSettings(**{**values, **changes})).run()
 
 
+def render(found: BenchResult) -> str:
+    return render_page(build_report(found))
+
+
 @pytest.fixture(scope="module")
 def whole() -> BenchResult:
     found = result()
@@ -53,14 +56,14 @@ def test_the_page_needs_nothing_from_anywhere(whole: BenchResult) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
-def test_every_picture_is_well_formed_and_says_what_it_shows(whole: BenchResult) -> None:
-    pictures = re.findall(r"<svg.*?</svg>", render(whole), flags=re.DOTALL)
-    assert len(pictures) >= 6
-    for picture in pictures:
-        root = ElementTree.fromstring(picture)
-        assert root.get("aria-label")
-        assert "nan" not in picture
-        assert "inf" not in picture
+def test_every_chart_is_well_formed_and_says_what_it_shows(whole: BenchResult) -> None:
+    figures = re.findall(r"<figure>(.*?)</figure>", render(whole), flags=re.DOTALL)
+    assert len(figures) >= 6
+    for figure in figures:
+        root = ElementTree.fromstring(f"<figure>{figure}</figure>")
+        assert root[-1].get("aria-label")
+        assert "nan" not in figure
+        assert "inf" not in figure
 
 
 def test_the_figures_are_those_of_the_table(whole: BenchResult) -> None:
@@ -96,32 +99,31 @@ def test_names_are_escaped() -> None:
 
 def test_a_report_of_nothing_still_renders() -> None:
     page = render(result(target=constant_model(), workloads=("new-code",)))
-    assert "nothing measured" in page
+    assert "nothing was measured here" in page
     assert "plain output loops" in page
 
 
 def test_a_machine_that_was_not_quiet_is_told_of() -> None:
     found = result()
     assert found.noise == pytest.approx((1.0, 1.0))
-    assert unrest_words(found) is None
+    assert describe_unrest(found) is None
     (pair, *_) = found.workloads[1].variants[0].pairs
     slower = dataclasses.replace(pair.trial, speculative=0.8 * pair.trial.plain_before)
     found.workloads[1].variants[0].pairs[0] = dataclasses.replace(pair, trial=slower, seconds=pair.seconds / 0.8)
     assert found.noise == pytest.approx((0.8, 1.0))
-    words = unrest_words(found)
+    words = describe_unrest(found)
     assert words is not None
     assert "0.80 to 1.00 of its own speed" in words
     assert "(-t)" in words
     assert words in render(found)
-    console = Console(file=StringIO(), width=500)
-    print_result(console, found)
-    assert f"note: {words}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"note: {words}" in printed(found)
 
 
 def printed(found: BenchResult, *, colour: bool = False, width: int = 500) -> str:
     screen = StringIO()
     system: Literal["standard"] | None = "standard" if colour else None
-    print_result(Console(file=screen, width=width, force_terminal=colour, color_system=system), found)
+    console = Console(file=screen, width=width, force_terminal=colour, color_system=system)
+    print_report(console, build_report(found))
     return screen.getvalue()
 
 
@@ -138,7 +140,10 @@ def test_every_width_has_room_for_the_names_and_the_verdict(whole: BenchResult, 
     assert [(cells[0], cells[-1]) for cells in rows(narrow) if cells[-1].startswith("equal")] == [
         (cells[0], cells[-1]) for cells in wide
     ]
-    left_out = [column for column in FIGURES if column not in headings]
+    (table, *_) = (
+        block for section in build_report(whole).sections for block in section.blocks if isinstance(block, Table)
+    )
+    left_out = [column for column in table.columns if column not in headings]
     assert bool(left_out) is (f"not shown on {width} columns: {', '.join(left_out)}\n" in narrow)
     assert left_out or width > 80
     assert not left_out or width < 160
@@ -172,15 +177,3 @@ def test_calibration_and_ledger_are_read_leniently() -> None:
     assert charts.read_calibration({}) == {}
     assert charts.read_calibration(SNAPSHOT)["suffix"] == [(0.5, 0.45, 20.0)]
     assert charts.read_ledger({"ledger": None}) == []
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
-    assert ticks(0.0, 1.0, 4) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert all(3.1 <= value <= 47.9 for value in ticks(3.1, 47.9))
-
-
-def test_scales_keep_what_is_outside_at_their_ends() -> None:
-    scale = Scale(0.5, 2.0, 0.0, 100.0, logarithmic=True)
-    assert (scale(0.5), scale(1.0), scale(2.0), scale(9.0)) == pytest.approx((0.0, 50.0, 100.0, 100.0))
-    assert Scale(0.0, 4.0, 100.0, 0.0)(1.0) == pytest.approx(75.0)
