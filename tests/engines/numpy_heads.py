@@ -35,10 +35,14 @@ def norm(values: FloatArray, scale: FloatArray | float = 1.0, epsilon: float = 1
     return normed
 
 
-def turn(heads: FloatArray, places: Any, divisors: FloatArray | float = 1.0, *, neighbours: bool = False) -> FloatArray:
+def turn(
+    heads: FloatArray, places: Any, frequencies: FloatArray | None = None, *, neighbours: bool = False
+) -> FloatArray:
     """Turn heads ``[rows, heads, size]`` by their places: pairs of neighbours, or a half with the other."""
     half = heads.shape[-1] // 2
-    angles = np.asarray(places)[:, None] * 10000.0 ** (-np.arange(half) / half) / divisors
+    if frequencies is None:
+        frequencies = 10000.0 ** (-np.arange(half) / half)
+    angles = np.asarray(places)[:, None] * frequencies
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     first, second = (heads[..., 0::2], heads[..., 1::2]) if neighbours else (heads[..., :half], heads[..., half:])
     turned = first * cos - second * sin, first * sin + second * cos
@@ -49,10 +53,11 @@ def turn(heads: FloatArray, places: Any, divisors: FloatArray | float = 1.0, *, 
 def attend(
     queries: FloatArray, keys: FloatArray, values: FloatArray, seen: Any = True, scale: float = 1.0
 ) -> FloatArray:
-    """Return what rows ``[rows, heads, size]`` read of the keys and values ``[keys, 1, size]`` that they see."""
-    scores = np.where(seen, np.einsum("ihd,jd->hij", queries, keys[:, 0]) * scale, -np.inf)
+    """Return what rows ``[rows, heads, size]`` read of the keys and values ``[keys, fewer heads, size]`` they see."""
+    keys, values = (np.repeat(each, queries.shape[1] // each.shape[1], 1) for each in (keys, values))
+    scores = np.where(seen, np.einsum("ihd,jhd->hij", queries, keys) * scale, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed: FloatArray = np.einsum("hij,jd->ihd", scores / scores.sum(-1, keepdims=True), values[:, 0])
+    mixed: FloatArray = np.einsum("hij,jhd->ihd", scores / scores.sum(-1, keepdims=True), values)
     return mixed.reshape(len(queries), -1)
 
 
@@ -166,7 +171,7 @@ def forward_gemma4(path: Path, tokens: list[int]) -> tuple[FloatArray, Cache]:
             normed = norm(hidden, weights[f"blk.{layer}.attn_norm"], 1e-6)
             one, other = ((normed @ weights[f"blk.{layer}.attn_{name}"].T)[:, None] for name in "kv")
             keys = norm(one, weights[f"blk.{layer}.attn_k_norm"], 1e-6)
-            keys = turn(keys, places, 1.0 if has_window else weights["rope_freqs"])
+            keys = turn(keys, places, None if has_window else _slowed(weights))
             cache[has_window] = keys, norm(other, epsilon=1e-6)
         hidden = _gemma4_layer(weights, layer, hidden, places, cache, has_window)
     return norm(hidden, weights["output_norm"], 1e-6), cache
@@ -198,7 +203,7 @@ def _gemma4_layer(
         len(hidden), 2, -1
     )
     queries = norm(queries, weights[f"{layer}.attn_q_norm"], 1e-6)
-    queries = turn(queries, places, 1.0 if has_window else weights["rope_freqs"])
+    queries = turn(queries, places, None if has_window else _slowed(weights))
     back = places[:, None] - np.arange(len(keys))
     mixed = attend(queries, keys, values, (back >= 0) & ((back < 16) | (not has_window)))
     mixed = norm(mixed @ weights[f"{layer}.attn_output"].T, weights[f"{layer}.post_attention_norm"], 1e-6)
@@ -208,6 +213,11 @@ def _gemma4_layer(
     gate = _as_half(0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))))
     inner = (gate * (normed @ weights[f"{layer}.ffn_up"].T)) @ weights[f"{layer}.ffn_down"].T
     return (hidden + norm(inner, weights[f"{layer}.post_ffw_norm"], 1e-6)) * weights[f"{layer}.layer_output_scale"]
+
+
+def _slowed(weights: Weights) -> FloatArray:
+    divisors = weights["rope_freqs"]
+    return 10000.0 ** (-np.arange(len(divisors)) / len(divisors)) / divisors
 
 
 def _as_half(values: FloatArray) -> FloatArray:

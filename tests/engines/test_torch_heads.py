@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from tests.drafters.helpers import grow
 from tests.engines.heads import TOKENS, check_answers
+from tests.engines.numpy_heads import attend, by_target_ids, norm, turn
 from tests.helpers import request_of
 
 import paceline
+from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
 from paceline.core.params import SamplingParams
 from paceline.drafters.base import DraftBudget
@@ -183,7 +185,7 @@ def write_head(
         shape = {name: config.pop(name) for name in list(config) if name in SHAPE or name in _OF_LAYERS}
         config = {**config, "transformer_layer_config": shape}
     (folder / "config.json").write_text(json.dumps(config))
-    return {name.replace("midlayer", "layers.0"): tensor.double() for name, tensor in weights.items()} | {
+    return {name.replace("midlayer", "layers.0"): tensor.double().numpy() for name, tensor in weights.items()} | {
         "config": {**config, **config.get("transformer_layer_config", {}), "head_dim": size}
     }
 
@@ -197,82 +199,64 @@ _OF_LAYERS = (
 def forward(
     weights: dict[str, Any],
     tokens: list[int],
-    states: Any,
+    states: FloatArray,
     known: list[int] | None,
-    fed_back: Any = None,
+    fed_back: FloatArray | None = None,
     *,
     feeds_back_the_other: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[FloatArray, FloatArray]:
     """Return what a head makes of rows: what it feeds back, and logits by the target's ids, ``-inf`` where unknown.
 
     Source: https://arxiv.org/abs/2503.01840, section 3.
     """
     config = weights["config"]
     size, rows = config["head_dim"], len(tokens)
-
-    def norm(values: Any, name: str) -> Any:
-        return values / (values.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
-
-    def times(values: Any, name: str) -> Any:
-        product = values @ weights[f"{name}.weight"].T
-        return product + weights[f"{name}.bias"] if f"{name}.bias" in weights else product
-
-    frequencies = config.get("rope_theta", 10000.0) ** (-torch.arange(size // 2, dtype=torch.float64) * 2 / size)
+    frequencies = config.get("rope_theta", 10000.0) ** (-np.arange(size // 2) * 2 / size)
     if "rope_scaling" in config:
         # Llama 3.1: slow turns are slowed down, and those between in part.
-        turns = 64 * frequencies / (2 * np.pi)
-        kept = ((turns - 1) / (4 - 1)).clamp(0, 1)
+        kept = ((64 * frequencies / (2 * np.pi) - 1) / (4 - 1)).clip(0, 1)
         frequencies = frequencies * (kept + (1 - kept) / 8)
+    back = np.arange(rows)[:, None] - np.arange(rows)
+    seen = (back >= 0) & (back < config.get("sliding_window", rows))
 
-    def turn(heads: Any) -> Any:
-        angles = torch.arange(rows)[:, None] * frequencies
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        first, second = heads[..., : size // 2], heads[..., size // 2 :]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    def normed(values: FloatArray, name: str) -> FloatArray:
+        return norm(values, weights[f"{name}.weight"])
 
-    def attend(values: Any, layer: str) -> Any:
-        def heads(name: str, count: int) -> Any:
-            found = times(values, f"{layer}.self_attn.{name}_proj").reshape(rows, count, size)
-            return (
-                norm(found, f"{layer}.self_attn.{name}_norm")
-                if f"{layer}.self_attn.{name}_norm.weight" in weights
-                else found
-            )
+    def times(values: FloatArray, name: str) -> FloatArray:
+        product: FloatArray = values @ weights[f"{name}.weight"].T
+        return product + weights.get(f"{name}.bias", 0.0)
 
-        keys = turn(heads("k", 2)).repeat_interleave(2, 1)
-        said = heads("v", 2).repeat_interleave(2, 1)
-        scores = torch.einsum("ihd,jhd->hij", turn(heads("q", 4)), keys) / size**0.5
-        back = torch.arange(rows)[:, None] - torch.arange(rows)
-        hidden_away = (back < 0) | (back >= config.get("sliding_window", rows))
-        scores = scores.masked_fill(hidden_away, -np.inf).softmax(-1)
-        return times(torch.einsum("hij,jhd->ihd", scores, said).reshape(rows, -1), f"{layer}.self_attn.o_proj")
+    def heads(values: FloatArray, name: str) -> FloatArray:
+        found = times(values, f"{name}_proj").reshape(rows, -1, size)
+        return normed(found, f"{name}_norm") if f"{name}_norm.weight" in weights else found
 
-    def feed(values: Any, layer: str) -> Any:
-        normed = norm(values, f"{layer}.post_attention_layernorm")
-        gate = times(normed, f"{layer}.mlp.gate_proj")
-        return values + times(gate * gate.sigmoid() * times(normed, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
+    def layer(name: str, hidden: FloatArray, read: FloatArray) -> FloatArray:
+        queries, keys = (turn(heads(read, f"{name}.self_attn.{each}"), range(rows), frequencies) for each in "qk")
+        mixed = attend(queries, keys, heads(read, f"{name}.self_attn.v"), seen, size**-0.5)
+        hidden = hidden + times(mixed, f"{name}.self_attn.o_proj")
+        inner = normed(hidden, f"{name}.post_attention_layernorm")
+        gate = times(inner, f"{name}.mlp.gate_proj")
+        gated = gate / (1 + np.exp(-gate)) * times(inner, f"{name}.mlp.up_proj")
+        return hidden + times(gated, f"{name}.mlp.down_proj")
 
-    read = torch.as_tensor(states, dtype=torch.float64)
+    read = np.asarray(states, np.float64)
     if config.get("norm_before_fc"):
-        read = norm(read, "input_norm")
+        read = normed(read, "input_norm")
     if config.get("fc_norm"):
-        read = torch.cat([norm(each, f"fc_norm.{i}") for i, each in enumerate(read.split(WIDTH, -1))], -1)
+        chunks = np.split(read, read.shape[-1] // WIDTH, -1)
+        read = np.concatenate([normed(each, f"fc_norm.{index}") for index, each in enumerate(chunks)], -1)
     fused = times(read, "fc")
     if fed_back is not None:
-        fused = torch.cat((fused, fed_back))
-    normed = norm(fused, "layers.0.hidden_norm")
-    embedded = norm(weights["embed_tokens.weight"][tokens], "layers.0.input_layernorm")
-    hidden = normed if config.get("norm_before_residual") else fused
-    hidden = feed(hidden + attend(torch.cat([embedded, normed], -1), "layers.0"), "layers.0")
+        fused = np.concatenate((fused, fed_back))
+    of_state = normed(fused, "layers.0.hidden_norm")
+    embedded = normed(weights["embed_tokens.weight"][tokens], "layers.0.input_layernorm")
+    both = np.concatenate([embedded, of_state], -1)
+    hidden = layer("layers.0", of_state if config.get("norm_before_residual") else fused, both)
     for index in range(1, config["num_hidden_layers"]):
-        layer = f"layers.{index}"
-        hidden = feed(hidden + attend(norm(hidden, f"{layer}.input_layernorm"), layer), layer)
-    own = norm(hidden, "norm")
-    logits = own @ weights["lm_head.weight"].T
+        hidden = layer(f"layers.{index}", hidden, normed(hidden, f"layers.{index}.input_layernorm"))
+    own = normed(hidden, "norm")
     feeds_normed = bool(config.get("norm_output")) != feeds_back_the_other
-    by_id = torch.full((rows, VOCAB_SIZE), -np.inf, dtype=torch.float64)
-    by_id[:, list(range(VOCAB_SIZE)) if known is None else known] = logits
-    return own if feeds_normed else hidden, by_id
+    return own if feeds_normed else hidden, by_target_ids(times(own, "lm_head"), known)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -323,8 +307,10 @@ def test_a_head_may_know_all_tokens_and_borrow_weights(model: Any, tmp_path: Pat
     weights = write_head(tmp_path / "head", "SafeAILab", **how)
     known = how.get("known", KNOWN)
     if how.get("borrows"):
-        weights["embed_tokens.weight"] = model.get_input_embeddings().weight.double().detach()
-        weights["lm_head.weight"] = model.get_output_embeddings().weight.double().detach()[known]
+        weights["embed_tokens.weight"] = model.get_input_embeddings().weight.double().detach().numpy()
+        weights["lm_head.weight"] = (
+            model.get_output_embeddings().weight.double().detach().numpy()[slice(None) if known is None else known]
+        )
     target = start(model, hold_states=READS["SafeAILab"])
     head = TorchHead(target, tmp_path / "head")
     target.close()  # either may be closed first
@@ -339,8 +325,8 @@ def test_a_head_may_know_all_tokens_and_borrow_weights(model: Any, tmp_path: Pat
 def drafts(weights: dict[str, Any], text: list[int], hidden: Any, layers: Any, count: int, **wiring: Any) -> list[int]:
     """Return the chain that the reference drafts after a text, of the states that transformers says its layers read."""
     shift = wiring.pop("shift", 0)
-    states = torch.cat([hidden[layer] for layer in layers], -1)
-    states = torch.cat((states[:1].expand(shift, -1), states))[: len(text) - 1]
+    states = np.concatenate([hidden[layer] for layer in layers], -1)
+    states = np.concatenate((states[:1].repeat(shift, 0), states))[: len(text) - 1]
     tokens, fed, own = text[1:], None, None
     found: list[int] = []
     for _ in range(count):
@@ -376,7 +362,7 @@ def test_a_head_is_wired_to_its_target_as_it_was_trained(model: Any, tmp_path: P
         (tree,) = grow(drafter, [request], DraftBudget(4))
         with torch.inference_mode():
             hidden = model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
-        hidden = [each[0].double() for each in hidden]
+        hidden = [each[0].double().numpy() for each in hidden]
         right: dict[str, Any] = {"layers": READS["SpecForge"], "count": 4}
         assert tree.token_ids[1:] == drafts(weights, text, hidden, **right)
         for mistake, wiring in MISWIRED.items():

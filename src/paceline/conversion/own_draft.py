@@ -131,11 +131,9 @@ class OwnDraftFile:
 
     @property
     def name(self) -> str:
-        """Its name where a draft model is named."""
         return f"{OWN_DRAFT}:{self.file_type}"
 
     def is_there(self) -> bool:
-        """Return whether it is made, and whole by its header."""
         try:
             read_gguf_model(self.path)
         except ModelFileError:

@@ -141,7 +141,6 @@ def _attend(
 
 
 def _describe_end(source: Path, status: int, trouble: str) -> ModelFileError:
-    """Say how a process ended that did not say so itself."""
     why = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     if status == -getattr(signal, "SIGKILL", 0):
         why += ", as the system does where memory is short"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
-from paceline.engines.options import EngineName, ModelOptions, engine_for
+from paceline.engines.options import EngineName, ModelOptions, chosen_engine
 
 
 def describe_library(name: EngineName) -> str:
@@ -20,7 +19,7 @@ def describe_library(name: EngineName) -> str:
 
 def offload_devices(options: ModelOptions) -> list[str]:
     """Return the devices that llama.cpp could put a model's layers on, where it runs the model."""
-    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+    if chosen_engine(options) != "llama_cpp":
         return []
     from paceline.engines.llama_cpp import native
 

@@ -17,7 +17,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EmbeddingEngine, Engine, Pooling
 from paceline.engines.context_length import cell_bytes, choose_context_length
 from paceline.engines.exactness import check_exact
-from paceline.engines.options import ENGINE_NAMES, OUTPUT_STATE, ModelOptions, engine_for
+from paceline.engines.options import ENGINE_NAMES, OUTPUT_STATE, ModelOptions, chosen_engine
 from paceline.models.description import describe
 from paceline.models.gguf_checks import is_head_file
 from paceline.models.gguf_header import read_gguf_header
@@ -32,7 +32,7 @@ def open_engine(options: ModelOptions) -> Engine:
 
     Warns with ``ModelWarning`` where weights are more than what is free, and layers cannot be streamed.
     """
-    name = options.engine or engine_for(Path(options.path))
+    name = chosen_engine(options)
     if name == "llama_cpp":
         engine = _open_llama_cpp(options)
         if options.exact:
@@ -52,7 +52,7 @@ def open_engine(options: ModelOptions) -> Engine:
 def has_head(options: ModelOptions) -> bool:
     """Return whether a model's own files have a head, an MTP layer, that can draft here."""
     path = Path(options.path)
-    if (options.engine or engine_for(path)) == "torch_hf":
+    if chosen_engine(options) == "torch_hf":
         from paceline.engines.torch_hf.head_files import has_mtp_layer
 
         return path.is_dir() and has_mtp_layer(path)
@@ -69,7 +69,7 @@ def is_head(options: ModelOptions) -> bool:
 
 def head_names(target: ModelOptions | None = None) -> tuple[str, ...]:
     """Return parts of the names of heads' files that draft for a target, or for any, the best kind first."""
-    if target is not None and (target.engine or engine_for(Path(target.path))) != "llama_cpp":
+    if target is not None and chosen_engine(target) != "llama_cpp":
         return ()
     from paceline.engines.llama_cpp.states import head_names
 
@@ -86,7 +86,7 @@ def states_read(target: ModelOptions, head: Path | None) -> tuple[int, ...]:
     if head is None:
         return (OUTPUT_STATE,)
     path = Path(target.path)
-    name = target.engine or engine_for(path)
+    name = chosen_engine(target)
     if head.is_dir() != (name == "torch_hf"):
         form = "a head in a GGUF file" if head.is_dir() else "the folder of a head"
         raise CapabilityError(f"{head} is no head for {path.name} under {name}: give {form}, or another draft model")
@@ -107,7 +107,7 @@ def open_head(target: Engine, options: ModelOptions, path: Path | None) -> Engin
 
     ``options`` are what the target was loaded with. Raises as each engine's own heads do.
     """
-    if (options.engine or engine_for(Path(options.path))) == "torch_hf":
+    if chosen_engine(options) == "torch_hf":
         from paceline.engines.torch_hf import TorchAssistant, TorchHead, TorchHFEngine
 
         assert isinstance(target, TorchHFEngine)
@@ -128,7 +128,7 @@ def open_embedder(options: ModelOptions, pooling: Pooling | None = None) -> Embe
         CapabilityError: the model is no GGUF file.
         InputError: it has no such pooling, or the options do not fit it.
     """
-    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+    if chosen_engine(options) != "llama_cpp":
         raise CapabilityError(f"{options.path}: texts are embedded by llama.cpp alone; give a GGUF file")
     from paceline.engines.llama_cpp.embedder import LlamaCppEmbedder
 
@@ -140,7 +140,7 @@ def memory_limit(options: ModelOptions) -> int | None:
 
     ``None`` is no limit, and no layers are streamed.
     """
-    if (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+    if chosen_engine(options) != "llama_cpp":
         return None
     from paceline.engines.llama_cpp.memory import memory_limit
 
@@ -149,7 +149,7 @@ def memory_limit(options: ModelOptions) -> int | None:
 
 def settle_context(options: ModelOptions) -> ModelOptions:
     """Return options with the context that a model gets where none is asked for; see there for each engine."""
-    if options.context_length is not None or (options.engine or engine_for(Path(options.path))) != "llama_cpp":
+    if options.context_length is not None or chosen_engine(options) != "llama_cpp":
         return options
     from paceline.engines.llama_cpp.memory import settle_context
 
@@ -200,7 +200,7 @@ def check_prompt(options: ModelOptions, prompt: str) -> None:
 def open_vocabulary(options: ModelOptions) -> Iterator[Vocabulary]:
     """Load a model's vocabulary without its weights, for as long as the block runs."""
     path = Path(options.path)
-    name = options.engine or engine_for(path)
+    name = chosen_engine(options)
     if name == "llama_cpp":
         from paceline.engines.llama_cpp.loading import open_vocabulary
 

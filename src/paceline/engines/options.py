@@ -456,7 +456,7 @@ class DraftOptions:
             raise CapabilityError(
                 "threads of the draft (`DraftOptions.threads`) mean nothing to torch_hf: give those of both (`threads`)"
             )
-        if engine != (target.engine or engine_for(Path(target.path))):
+        if engine != chosen_engine(target):
             target = dataclasses.replace(target, threads_batch=None, flash_attention=None, dtype=None)
         return dataclasses.replace(
             target,
@@ -532,3 +532,7 @@ def engine_for(path: Path) -> EngineName:
     if not path.exists():
         raise ModelFileError(f"there is no file {path}: give the path of a GGUF file or a Hugging Face model folder")
     return "llama_cpp"
+
+
+def chosen_engine(options: ModelOptions) -> EngineName:
+    return options.engine or engine_for(Path(options.path))

@@ -54,6 +54,34 @@ class PendingTree:
             previous = node
 
 
+def check_pass(
+    steps: Sequence[Step],
+    sequences: Sequence[tuple[PendingTree, int]],
+    capabilities: EngineCapabilities,
+    vocabulary_size: int,
+) -> int:
+    """Return the rows of a pass; raise ``ValueError`` if it breaks the contract. Changes nothing.
+
+    ``sequences`` are the pending tree of each step's sequence and the number of its committed tokens.
+    """
+    if not steps:
+        raise ValueError("a pass needs at least one step")
+    if len({step.sequence for step in steps}) < len(steps):
+        raise ValueError("a pass takes at most one step a sequence")
+    rows = outputs = 0
+    for step, (pending, committed) in zip(steps, sequences, strict=True):
+        check_step(step, pending, committed, capabilities)
+        if min(step.token_ids) < 0 or max(step.token_ids) >= vocabulary_size:
+            raise ValueError(f"tokens {list(step.token_ids)} are not all in a vocabulary of {vocabulary_size}")
+        rows += len(step.token_ids)
+        outputs += len(step.outputs)
+    if rows > capabilities.max_rows:
+        raise ValueError(f"a pass of {rows} rows is over the limit of {capabilities.max_rows}")
+    if outputs > capabilities.max_outputs:
+        raise ValueError(f"a pass with logits of {outputs} rows is over the limit of {capabilities.max_outputs}")
+    return rows
+
+
 def check_step(step: Step, pending: PendingTree, committed: int, capabilities: EngineCapabilities) -> None:
     """Raise ``ValueError`` if ``step`` breaks the contract for a sequence in this state; changes nothing."""
     rows = len(step.token_ids)

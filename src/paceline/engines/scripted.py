@@ -19,7 +19,7 @@ from paceline.core.noise import uniform_from_words
 from paceline.core.vocabulary import InfillTokens
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.cell_count import CellCount
-from paceline.engines.pending_tree import PendingTree, check_step
+from paceline.engines.pending_tree import PendingTree, check_pass
 from paceline.engines.state_track import StateTrack, states_for_rows
 from paceline.vocabularies.length import TokenReach
 
@@ -220,22 +220,11 @@ class ScriptedEngine:
 
     def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
         self._check_open()
-        rows = sum(len(step.token_ids) for step in steps)
-        if not 0 < rows <= self.capabilities.max_rows:
-            raise ValueError(f"{rows} rows in a pass; give 1 to {self.capabilities.max_rows}")
-        outputs = sum(len(step.outputs) for step in steps)
-        if outputs > self.capabilities.max_outputs:
-            raise ValueError(f"{outputs} outputs in a pass; the most is {self.capabilities.max_outputs}")
-        if len({step.sequence for step in steps}) < len(steps):
-            raise ValueError("a pass takes one step a sequence")
+        states = [self._sequence(step.sequence) for step in steps]
+        sequences = [(state.pending, len(state.committed)) for state in states]
+        rows = check_pass(steps, sequences, self.capabilities, self.vocabulary.size)
         if len(steps) > 1 and not self.capabilities.shares_passes:
             raise ValueError("a pass takes the rows of one sequence")
-        for step in steps:
-            sequence = self._sequence(step.sequence)
-            check_step(step, sequence.pending, len(sequence.committed), self.capabilities)
-            for token_id in step.token_ids:
-                if not 0 <= token_id < self.vocabulary.size:
-                    raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocabulary.size}")
         rows_read = [self._rows(step) for step in steps]
         used = self._take_cells(rows)
         self._num_passes += 1
@@ -327,7 +316,6 @@ class ScriptedEngine:
         self._closed = True
 
     def _rows(self, step: Step) -> list[Any]:
-        """Return what the model reads of a step."""
         if not self.capabilities.reads_states:
             return list(step.token_ids)
         state = self._sequences[step.sequence]
@@ -341,7 +329,6 @@ class ScriptedEngine:
         return track
 
     def _take_cells(self, more: int) -> int:
-        """Return the cells in use; raise ``NoRoomError`` if there are not so many more."""
         used = self._cell_count.used({handle: len(state.committed) for handle, state in self._sequences.items()})
         used += sum(len(state.pending) for state in self._sequences.values())
         cells = self.capabilities.cells

@@ -138,7 +138,6 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Tell of a damaged file in one line, whatever reading it came upon."""
     try:
         yield
     except OSError as error:

@@ -264,7 +264,6 @@ class SequencePool:
         return bool(idle)
 
     def drop_all(self) -> None:
-        """Close idle sequences and forget saved ones."""
         self._saved.clear()
         for entry in self._idle:
             self._close(entry)
@@ -346,7 +345,6 @@ class SequencePool:
         return matches
 
     def _is_usable(self, shared: int, length: int, floor: int) -> bool:
-        """Whether the first tokens of something are enough to start from, and can be had."""
         if shared < max(self.least_reuse, floor):
             return False
         return self._rolls_back or shared == length

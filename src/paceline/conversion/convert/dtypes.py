@@ -37,7 +37,6 @@ WEIGHT_TYPES: Final = {
 
 
 def weight_type(name: str) -> WeightType:
-    """Return the type called ``name``, in any case."""
     if name.upper() not in WEIGHT_TYPES:
         raise InputError(f"weights cannot be stored as {name!r}; choose from {', '.join(WEIGHT_TYPES)}")
     return WEIGHT_TYPES[name.upper()]

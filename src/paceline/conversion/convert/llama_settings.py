@@ -250,6 +250,5 @@ def to_gguf_rows(values: Floats, head_size: int) -> Floats:
 
 
 def to_hf_rows(values: Floats, head_size: int) -> Floats:
-    """Undo :func:`to_gguf_rows`."""
     pairs = values.reshape(-1, head_size // 2, 2, values.shape[1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

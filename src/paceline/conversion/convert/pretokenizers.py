@@ -61,7 +61,6 @@ _KNOWN: Final = (
 
 
 def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
-    """Return the way to split that ``tokenizer.ggml.pre`` names; ``file`` is for the error."""
     for known in _KNOWN:
         if name in known.names:
             return known

@@ -127,7 +127,6 @@ class LlamaCppEmbedder:
         )
 
     def read_text(self, text: str) -> list[int]:
-        """Return the tokens of a text, with those that open and close it; names of control tokens are these."""
         return self.vocabulary.encode_closed(text)
 
     def read_pair(self, query: str, document: str) -> list[int]:
@@ -183,7 +182,6 @@ class LlamaCppEmbedder:
         return vector
 
     def close(self) -> None:
-        """Free native memory. Idempotent."""
         self._finalizer()
         self._context = None
 
@@ -194,6 +192,5 @@ class LlamaCppEmbedder:
 
 
 def _release(model: Any, context: Any, vocabulary: GgufVocabulary) -> None:
-    """Free an embedder's native memory, when it is closed or collected."""
     vocabulary.invalidate()
     free_model(model, context)

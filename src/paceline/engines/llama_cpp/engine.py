@@ -33,7 +33,7 @@ from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.memory import Footprint, MemoryPlan
 from paceline.engines.options import ModelOptions
-from paceline.engines.pending_tree import check_step
+from paceline.engines.pending_tree import check_pass
 from paceline.engines.process_forks import native_threads
 from paceline.engines.state_track import StateTrack
 from paceline.engines.warming import warm_up
@@ -199,7 +199,6 @@ class LlamaCppEngine:
 
     @property
     def memory_plan(self) -> MemoryPlan | None:
-        """How the memory is shared out where layers are read while they are used; else ``None``."""
         self._check_open()
         return self._memory_plan
 
@@ -331,7 +330,6 @@ class LlamaCppEngine:
         return SavedSequence(state.committed, num_bytes, floor, _SavedState(self._context, data, track))
 
     def _save_bytes(self, sequence: int) -> npt.NDArray[np.uint8]:
-        """Return what llama.cpp writes of a sequence."""
         data = np.empty(self._native_bytes(self._state(sequence)), np.uint8)
         written = api.llama_state_seq_get_data(self._context, _as_bytes(data), len(data), self._state(sequence).main)
         if written != len(data):
@@ -553,29 +551,9 @@ class LlamaCppEngine:
 
     def _check_steps(self, steps: Sequence[Step]) -> tuple[list[NativeSequence], int]:
         """Return the sequences of ``steps`` and the number of rows; changes nothing."""
-        states: list[NativeSequence] = []
-        rows = outputs = 0
-        for step in steps:
-            state = self._state(step.sequence)
-            check_step(step, state.pending, state.committed, self._capabilities)
-            if min(step.token_ids) < 0 or max(step.token_ids) >= self._vocabulary_size:
-                raise ValueError(
-                    f"tokens {list(step.token_ids)} are not all in a vocabulary of {self._vocabulary_size}"
-                )
-            states.append(state)
-            rows += len(step.token_ids)
-            outputs += len(step.outputs)
-        if rows == 0:
-            raise ValueError("a pass needs at least one step")
-        if len(steps) > 1 and len({step.sequence for step in steps}) < len(steps):
-            raise ValueError("a pass takes at most one step a sequence")
-        if rows > self._capabilities.max_rows:
-            raise ValueError(f"a pass of {rows} rows is over the limit of {self._capabilities.max_rows}")
-        if outputs > self._capabilities.max_outputs:
-            raise ValueError(
-                f"a pass with logits of {outputs} rows is over the limit of {self._capabilities.max_outputs}"
-            )
-        return states, rows
+        states = [self._state(step.sequence) for step in steps]
+        sequences = [(state.pending, state.committed) for state in states]
+        return states, check_pass(steps, sequences, self._capabilities, self._vocabulary_size)
 
     # --- inside: native calls -----------------------------------------------------------------------------------------
 
@@ -765,6 +743,5 @@ def _as_bytes(array: npt.NDArray[np.uint8]) -> Any:
 
 
 def _release(loaded: LoadedModel, vocabulary: GgufVocabulary) -> None:
-    """Free an engine's native memory, when it is closed or collected."""
     vocabulary.invalidate()
     loaded.free()

@@ -392,7 +392,6 @@ class Lines:
 
 
 def _is_chain(parents: Sequence[int], tip: int) -> bool:
-    """Whether the rows continue each other from node ``tip`` on."""
     for parent in parents:
         if parent != tip:
             return False

@@ -74,7 +74,6 @@ class BlockForm:
 
     @property
     def size(self) -> int:
-        """Tokens of a block."""
         return self.rows - self.first
 
 

@@ -168,7 +168,6 @@ class LayerStream:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether weights are read while they are used."""
         return self._mode == "streaming"
 
     @property
@@ -455,7 +454,6 @@ def _separable(reads: Iterable[tuple[int, str]]) -> list[list[str]]:
 
 
 def _point(fields: Sequence[tuple[Any, int]], address: int) -> None:
-    """Point tensors into memory that begins at an address."""
     for field, offset in fields:
         field.value = address + offset
 

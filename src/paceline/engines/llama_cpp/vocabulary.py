@@ -119,7 +119,6 @@ class GgufVocabulary:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Tokens at which llama.cpp ends an answer."""
         return self._look(find_end_ids)
 
     @cached_property
@@ -160,7 +159,6 @@ class GgufVocabulary:
         return self._kind != "none" and bool(self._look(api.llama_vocab_get_attr, token_id) & attributes)
 
     def _spelling_of_control(self, token_id: int) -> bytes:
-        """Return the text of a control token, even one that is padding by its name."""
         return self._read_piece(token_id, spell_control=True)
 
     @cached_property
@@ -280,7 +278,6 @@ class GgufVocabulary:
         return with_deep_stack(lambda: self._call(encoded, add_special, parse_special))
 
     def _has_own_token(self, character: str) -> bool:
-        """Return whether a character is spelled otherwise than by bytes."""
         # SentencePiece writes spaces as this one.
         token_id = self._single_ids.get(character.replace("\u2581", " ").encode())
         return token_id is not None and not self._has(token_id, api.LLAMA_TOKEN_ATTR_BYTE)
@@ -332,7 +329,6 @@ class GgufVocabulary:
 
     @cached_property
     def _texts(self) -> frozenset[bytes]:
-        """What the file has for the tokens."""
         return frozenset(self._look(api.llama_vocab_get_text, token_id) for token_id in range(self._size))
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -17,7 +17,7 @@ from paceline.core.numbers import shown
 from paceline.engines.base import COMMITTED_END, EngineCapabilities, SavedSequence, Step
 from paceline.engines.context_length import choose_context_length
 from paceline.engines.options import ModelOptions, check_range
-from paceline.engines.pending_tree import check_step
+from paceline.engines.pending_tree import check_pass
 from paceline.engines.process_forks import native_threads
 from paceline.engines.threads import SpareCores, count_cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
@@ -269,7 +269,6 @@ class TorchHFEngine:
 
     @property
     def held_layers(self) -> tuple[int, ...]:
-        """Whose states are held, as ``ModelOptions.hold_states``."""
         return self._held
 
     @property
@@ -303,7 +302,9 @@ class TorchHFEngine:
     def forward(self, steps: Sequence[Step]) -> TorchOutput:
         """Append the rows of ``steps``; also raises ``ValueError`` for a token outside the vocabulary."""
         self._check_open()
-        self._check_steps(steps)
+        states = [self._sequence(step.sequence) for step in steps]
+        sequences = [(state.pending, state.length) for state in states]
+        check_pass(steps, sequences, self._capabilities, self._vocabulary.size)
         return self._run(steps)
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
@@ -428,19 +429,6 @@ class TorchHFEngine:
         self._pool.recount([state.held for state in self._sequences.values()])
         self._torn = False
 
-    def _check_steps(self, steps: Sequence[Step]) -> None:
-        rows = sum(len(step.token_ids) for step in steps)
-        if not 0 < rows <= self._capabilities.max_rows:
-            raise ValueError(f"a pass has 1 to {self._capabilities.max_rows} rows, not {rows}")
-        if len({step.sequence for step in steps}) < len(steps):
-            raise ValueError("a pass has at most one step for each sequence")
-        size = self._vocabulary.size
-        for step in steps:
-            state = self._sequence(step.sequence)
-            check_step(step, state.pending, state.length, self._capabilities)
-            if min(step.token_ids) < 0 or max(step.token_ids) >= size:
-                raise ValueError(f"tokens {list(step.token_ids)} are not all in the vocabulary of {size}")
-
     def _run(self, steps: Sequence[Step], width_step: int = WIDTH_STEP) -> TorchOutput:
         """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
         native_threads.use()
@@ -497,7 +485,6 @@ class TorchHFEngine:
         )
 
     def _read_by_head(self, steps: Sequence[Step], states: Sequence[SequenceCells]) -> Any:
-        """Return what a head reads rows with: of each step the states, and whether they are the target's."""
         return None
 
     def _compute(self, packed: PackedRows) -> tuple[TorchOutput, torch.Tensor | None]:

@@ -42,7 +42,6 @@ class PoolCache(Cache):  # type: ignore[misc]
         return keys[:, :, : self._width], values[:, :, : self._width]
 
     def layer(self, layer_idx: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the first ``width`` cells of what a layer wrote, for another model to read."""
         keys, values = self._pools[layer_idx]
         return keys[:, :, :width], values[:, :, :width]
 
@@ -75,7 +74,6 @@ class PoolCache(Cache):  # type: ignore[misc]
         return self._width, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Cells of the pool."""
         return self._size
 
     def _like(self, states: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,6 @@ class StateCapture:
                 )
 
     def take(self) -> torch.Tensor:
-        """Return the states of the latest pass, ``[rows, layers * width]``."""
         latest, self._latest = self._latest, {}
         states = [latest[layer][0] for layer in self._layers]
         return states[0] if len(states) == 1 else torch.cat(states, -1)

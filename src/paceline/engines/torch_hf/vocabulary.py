@@ -111,7 +111,6 @@ class TokenizerVocabulary:
 
     @property
     def size(self) -> int:
-        """The model's ids, which may be more than the tokenizer's."""
         return self._size
 
     @property
@@ -129,7 +128,6 @@ class TokenizerVocabulary:
 
     @cached_property
     def infill_tokens(self) -> InfillTokens:
-        """Added tokens of the usual names."""
         ids = {spelling.decode(): token_id for token_id, spelling in self._added.items() if token_id < self._size}
         return InfillTokens(*(next((ids[name] for name in names if name in ids), None) for names in _INFILL_NAMES))
 

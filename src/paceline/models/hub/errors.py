@@ -130,7 +130,6 @@ def _explain_os_error(error: OSError, reference: HubModel) -> Fault:
 
 
 def _token(reference: HubModel) -> str:
-    """Return what to call the token that was sent; empty where none was."""
     if reference.token is not None:
         return "the token (`token`)"
     if os.environ.get("HF_TOKEN"):
@@ -139,6 +138,5 @@ def _token(reference: HubModel) -> str:
 
 
 def _error_text(error: Exception) -> str:
-    """Return an error's message as a part of a line."""
     first = str(error).strip().splitlines()
     return first[0].rstrip(".:") if first else type(error).__name__

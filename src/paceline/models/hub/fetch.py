@@ -345,7 +345,6 @@ def _name_blobs(snapshot: Path, files: list[RemoteFile]) -> None:
 
 
 def _is_linked(revisions: Path, digest: str) -> bool:
-    """Return whether an earlier revision has a link to a blob."""
     return any(named.is_symlink() and named.readlink().name == digest for named in revisions.rglob("*"))
 
 

@@ -49,12 +49,10 @@ class RemoteFile:
 
 
 def partial_path(blobs: Path, file: RemoteFile) -> Path:
-    """Return the path of a file that is not whole yet."""
     return blobs / f"{file.digest}.incomplete"
 
 
 def count_fetched(blobs: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file are here."""
     if (blobs / file.digest).is_file():
         return file.num_bytes
     partial = partial_path(blobs, file)
@@ -142,7 +140,6 @@ class _Content:
 
 
 def _digest(file: RemoteFile) -> hashlib._Hash:
-    """Return the hash by which a file's digest is computed."""
     if len(file.digest) == _SHA256_LENGTH:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.num_bytes, usedforsecurity=False)
