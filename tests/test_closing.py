@@ -68,7 +68,7 @@ def test_a_closed_model_leaves_nothing(kind: str, tmp_path: Path) -> None:
     draft = {"draft": str(embedded_draft()), "streamed": str(embedded_draft())}.get(kind, "")
     if kind == "translated":
         draft = str(other_vocabulary(tmp_path / "other.gguf"))
-    num_loads = _LOADS if kind != "torch" else _SETTLED + 3  # a second each
+    num_loads = {"torch": _SETTLED + 3, "streamed": _SETTLED + 5}.get(kind, _LOADS)  # those take long, or leave more
     if kind == "torch":
         pytest.importorskip("torch")
         target = tmp_path / "folder"
@@ -87,5 +87,5 @@ def test_a_closed_model_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert {load["files"] for load in loads[_SETTLED - 1 :]} == {settled["files"]}
     assert {load["python threads"] for load in loads} == {1}
     assert last["threads"] <= settled["threads"] + _MAX_THREADS
-    # Had each load left its weights, it would be 210 MB at least, and 780 where they are in F32.
+    # Had each load left its weights, it would be 210 MB at least, and 260 where they are in F32.
     assert last["held bytes"] - settled["held bytes"] < 3 * exact_target().stat().st_size

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+from tests.models.helpers import in_f32
 
 from paceline.core.arrays import FloatArray
 from paceline.engines.base import COMMITTED_END, Step
@@ -48,15 +45,9 @@ def mostly_streamed(section_bytes: int = _SECTION_BYTES) -> Iterator[None]:
         yield
 
 
-@functools.cache
 def exact_target() -> Path:
-    """Return the embedded target in F32, 52 MB, whose kernels lay nothing out anew: rows are equal with and without."""
-    from paceline.conversion.quantize import quantize_gguf
-
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    quantize_gguf(embedded_target(), folder / "target-f32.gguf", "F32")
-    return folder / "target-f32.gguf"
+    """Return the embedded target in F32, 52 MB: rows are equal with streamed layers and without."""
+    return in_f32(embedded_target())
 
 
 TOKENS = [11, 42, 7, 99, 3, 3, 250, 17]

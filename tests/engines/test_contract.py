@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.engines.tiny_models import write_model
+from tests.models.helpers import in_f32
 from tests.tiers import by_tier
 
 from paceline.core.arrays import FloatArray
@@ -27,7 +28,7 @@ from paceline.core.errors import CapabilityError, ClosedError, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
-from paceline.models.embedded import embedded_draft, embedded_target
+from paceline.models.embedded import embedded_draft
 
 MAX_ROWS = 32
 PROMPT = [11, 42, 7, 99, 3, 3, 250, 17]
@@ -48,17 +49,6 @@ def scripted(cells: int | None = None, max_rollback: int | None = None) -> Engin
 
 
 @functools.cache
-def in_f32(source: Path) -> Path:
-    """A model with its weights in F32, written once."""
-    from paceline.conversion.quantize import quantize_gguf
-
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    quantize_gguf(source, folder / "f32.gguf", "F32")
-    return folder / "f32.gguf"
-
-
-@functools.cache
 def draft_folder() -> Path:
     """The embedded draft as a Hugging Face folder, written once: transformers takes a second to open the GGUF file."""
     from paceline.conversion.convert import gguf_to_folder
@@ -75,7 +65,7 @@ def llama_cpp(cells: int | None = None) -> Engine:
 
 def streamed(cells: int | None = None) -> Engine:
     """llama.cpp with most of its layers read for every pass."""
-    return _streamed_llama_cpp(embedded_target(), cells, 1 << 20)
+    return _streamed_llama_cpp(embedded_draft(), cells, 1 << 17)
 
 
 def _streamed_llama_cpp(source: Path, cells: int | None, section_bytes: int) -> Engine:

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("llama_cpp")
 import llama_cpp.llama_cpp as api
 from tests.engines.tiny_models import VOCABULARY_SIZE, write_model
-from tests.models.helpers import split_gguf, with_last_tokens
+from tests.models.helpers import in_f32, split_gguf, with_last_tokens
 
 import paceline
 from paceline.conversion.quantize import quantize_gguf
@@ -102,11 +102,9 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exact() -> Path:
     """The embedded draft with F32 weights: without rounded activations and cache, differences stay near 1e-5."""
-    path = tmp_path_factory.mktemp("model") / "draft-f32.gguf"
-    quantize_gguf(DRAFT, path, "F32")
-    return path
+    return in_f32(DRAFT)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.engines.streamed import ASKED_BYTES, TOKENS, config, exact_target, mostly_streamed, rows
+from tests.engines.streamed import ASKED_BYTES, TOKENS, config, mostly_streamed, rows
+from tests.models.helpers import in_f32
 
 import paceline
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelWarning
@@ -30,15 +31,15 @@ from paceline.models.embedded import embedded_draft, embedded_target, heldout
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are streamed on Linux alone")
 
 
-@pytest.fixture(name="exact_target")
-def target_in_f32() -> Path:
-    return exact_target()
+@pytest.fixture
+def exact() -> Path:
+    return in_f32(embedded_draft())
 
 
 @pytest.fixture
 def streamed() -> Iterator[None]:
     """Have most of the weights streamed."""
-    with mostly_streamed():
+    with mostly_streamed(1 << 17):
         yield
 
 
@@ -52,14 +53,14 @@ def _ending_of(engine: LlamaCppEngine) -> str:
 
 
 @pytest.fixture
-def engine(exact_target: Path, streamed: None) -> Iterator[LlamaCppEngine]:
-    engine = LlamaCppEngine(config(exact_target, max_sequences=2))
+def engine(exact: Path, streamed: None) -> Iterator[LlamaCppEngine]:
+    engine = LlamaCppEngine(config(exact, max_sequences=2))
     yield engine
     engine.close()
 
 
-def test_rows_are_those_of_the_same_engine_without(engine: LlamaCppEngine, exact_target: Path) -> None:
-    mapped = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
+def test_rows_are_those_of_the_same_engine_without(engine: LlamaCppEngine, exact: Path) -> None:
+    mapped = LlamaCppEngine(ModelOptions(exact, context_length=64, threads=1))
     assert engine.description.endswith(", layers streamed")
     for count in (1, 2, 8):
         np.testing.assert_array_equal(rows(engine, TOKENS[:count]), rows(mapped, TOKENS[:count]))
@@ -135,9 +136,9 @@ def test_passes_without_their_weights_leave_the_next_ones_alone(engine: LlamaCpp
     np.testing.assert_array_equal(rows(engine), expected)
 
 
-def test_a_file_that_changes_is_told(exact_target: Path, streamed: None, tmp_path: Path) -> None:
+def test_a_file_that_changes_is_told(exact: Path, streamed: None, tmp_path: Path) -> None:
     path = tmp_path / "copy.gguf"
-    shutil.copyfile(exact_target, path)
+    shutil.copyfile(exact, path)
     engine = LlamaCppEngine(config(path))
     rows(engine)
     os.utime(path, (1, 1))
@@ -149,10 +150,10 @@ def test_a_file_that_changes_is_told(exact_target: Path, streamed: None, tmp_pat
 
 
 def test_a_file_that_changes_within_a_pass_gives_out_none_of_its_rows(
-    exact_target: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exact: Path, streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "copy.gguf"
-    shutil.copyfile(exact_target, path)
+    shutil.copyfile(exact, path)
     engine = LlamaCppEngine(config(path))
     stream = engine._stream
     assert stream is not None
@@ -171,41 +172,41 @@ def test_a_file_that_changes_within_a_pass_gives_out_none_of_its_rows(
     engine.close()
 
 
-def test_a_model_that_fits_is_not_streamed(exact_target: Path) -> None:
-    engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1, memory=1 << 34))
+def test_a_model_that_fits_is_not_streamed(exact: Path) -> None:
+    engine = LlamaCppEngine(ModelOptions(exact, context_length=64, threads=1, memory=1 << 34))
     assert engine._stream is None
     assert "layers streamed" not in engine.description
     engine.close()
 
 
-def test_too_little_memory_is_refused_with_what_is_needed(exact_target: Path) -> None:
+def test_too_little_memory_is_refused_with_what_is_needed(exact: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"^1M of memory \(`memory`\) are too little for target-f32\.gguf: it takes [\d.]+[MG] besides its "
+        match=r"^1M of memory \(`memory`\) are too little for draft-f32\.gguf: it takes [\d.]+[MG] besides its "
         r"layers, and "
         r"\d+M are the least to stream them through; give [\d.]+[MG], or a shorter context \(`context_length`\)$",
     ):
-        LlamaCppEngine(config(exact_target))
+        LlamaCppEngine(config(exact))
 
 
 def test_weights_that_are_more_than_what_is_free_are_streamed_by_default(
-    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+    exact: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: exact_target.stat().st_size - 1)
-    engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: exact.stat().st_size - 1)
+    engine = LlamaCppEngine(ModelOptions(exact, context_length=64, threads=1))
     assert engine._stream is not None
     engine.close()
-    engine = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1, stream=False))
+    engine = LlamaCppEngine(ModelOptions(exact, context_length=64, threads=1, stream=False))
     assert engine._stream is None
     engine.close()
 
 
 def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
-    exact_target: Path, monkeypatch: pytest.MonkeyPatch
+    exact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: exact_target.stat().st_size - 1)
+    monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: exact.stat().st_size - 1)
     monkeypatch.setattr(LayerStream, "least_bytes", 1 << 40)
-    options = ModelOptions(exact_target, context_length=64, threads=1)
+    options = ModelOptions(exact, context_length=64, threads=1)
     with pytest.warns(ModelWarning, match="^layers are not streamed, and the file is left to the system: .* too littl"):
         engine = open_engine(options)
     assert "layers streamed" not in engine.description
@@ -215,7 +216,7 @@ def test_what_cannot_be_streamed_is_run_as_before_where_nobody_asked_for_it(
 
 
 def test_a_disk_that_is_too_slow_to_be_of_use_is_told_before_a_pass_waits_for_it(
-    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+    exact: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "_SLOW_S", 0.0)
     passes: list[LayerStream] = []
@@ -224,32 +225,32 @@ def test_a_disk_that_is_too_slow_to_be_of_use_is_told_before_a_pass_waits_for_it
         warnings.simplefilter("error", ModelWarning)
         with pytest.raises(
             ModelWarning,
-            match=r"target-f32\.gguf: [\d.]+ MB are read for every pass, which takes 0 s from this disk: give it more "
+            match=r"draft-f32\.gguf: [\d.]+ MB are read for every pass, which takes 0 s from this disk: give it more "
             r"memory \(`memory`\), a faster disk, or a smaller quantisation$",
         ):
-            LlamaCppEngine(config(exact_target))
+            LlamaCppEngine(config(exact))
     assert not passes
 
 
-def test_what_was_never_tried_is_refused(exact_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_never_tried_is_refused(exact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CapabilityError, match=r"placed by hand \(`override_tensors`\) are not streamed"):
-        LlamaCppEngine(config(exact_target, override_tensors=(("blk", "CPU"),)))
+        LlamaCppEngine(config(exact, override_tensors=(("blk", "CPU"),)))
     monkeypatch.setattr(native, "default_device_names", lambda: ["CUDA0"])
     with pytest.raises(CapabilityError, match="layers on a GPU are not streamed: give `gpu_layers=0`"):
-        LlamaCppEngine(config(exact_target))
+        LlamaCppEngine(config(exact))
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(CapabilityError, match="streamed on Linux alone, and this is darwin"):
-        LlamaCppEngine(config(exact_target))
+        LlamaCppEngine(config(exact))
 
 
 def test_weights_that_no_pass_reads_are_left_alone(
-    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+    exact: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = read_gguf_layout(exact_target)
+    layout = read_gguf_layout(exact)
     more = dataclasses.replace(layout, layers={**layout.layers, "blk.4.unused": Span(0, 0, BLOCK)})
     monkeypatch.setattr(loading, "read_gguf_layout", lambda path: more)
-    engine = LlamaCppEngine(config(exact_target))
-    mapped = LlamaCppEngine(ModelOptions(exact_target, context_length=64, threads=1))
+    engine = LlamaCppEngine(config(exact))
+    mapped = LlamaCppEngine(ModelOptions(exact, context_length=64, threads=1))
     np.testing.assert_array_equal(rows(engine), rows(mapped))
     assert engine._stream is not None
     assert "blk.4.unused" not in engine._stream._section_of
@@ -263,9 +264,7 @@ def test_weights_that_are_in_use_together_are_read_together() -> None:
     assert _separable([]) == []
 
 
-def test_rows_that_come_out_otherwise_are_refused(
-    exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_come_out_otherwise_are_refused(exact: Path, streamed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     read = WeightFiles.read
 
     def bad(self: WeightFiles, extents: Sequence[Extent], slot: memoryview) -> None:
@@ -274,14 +273,14 @@ def test_rows_that_come_out_otherwise_are_refused(
 
     monkeypatch.setattr(WeightFiles, "read", bad)
     with pytest.raises(CapabilityError, match="rows come out otherwise; run it with `stream=False`"):
-        LlamaCppEngine(config(exact_target))
+        LlamaCppEngine(config(exact))
 
 
 @pytest.mark.parametrize("verify", ["coupled", "rejection"])
 def test_texts_are_those_of_plain_decoding_for_several_requests(
-    verify: Literal["coupled", "rejection"], exact_target: Path, streamed: None
+    verify: Literal["coupled", "rejection"], exact: Path, streamed: None
 ) -> None:
-    options = ModelOptions(exact_target, memory=ASKED_BYTES, max_sequences=2, context_length=256)
+    options = ModelOptions(exact, memory=ASKED_BYTES, max_sequences=2, context_length=256)
     prompts = [text[:300] for text in heldout("logs")[:3]]
     with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(4), verify=verify) as model:
         streams = [model.stream(prompt, max_tokens=30, temperature=0.0, seed=1) for prompt in prompts]
@@ -294,10 +293,10 @@ def test_texts_are_those_of_plain_decoding_for_several_requests(
 
 @pytest.mark.parametrize(("place", "function"), [("ring", "read"), ("weights", "_read_chunk")])
 def test_a_finalizer_in_a_thread_that_passes_wait_for_waits_for_none_of_them(
-    place: str, function: str, exact_target: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
+    place: str, function: str, exact: Path, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Garbage is collected wherever something is allocated, and a generator that is garbage closes its stream."""
-    options = ModelOptions(exact_target, memory=ASKED_BYTES, context_length=256)
+    options = ModelOptions(exact, memory=ASKED_BYTES, context_length=256)
     with paceline.load(options, policy=paceline.NO_SPECULATION) as model:
         left = model.stream("def f(x):", max_tokens=200)
         plain = getattr(WeightFiles, function)

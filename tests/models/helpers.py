@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
+import shutil
 import struct
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -74,6 +77,18 @@ def edited_gguf(destination: Path, edits: dict[str, Any], source: Path | None = 
     writer.write_tensors_to_file()
     writer.close()
     return destination
+
+
+@cache
+def in_f32(source: Path) -> Path:
+    """Return a model with its weights in F32, written once: their kernels lay nothing out anew, and round nothing."""
+    from paceline.conversion.quantize import quantize_gguf
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    path = folder / f"{source.stem.partition('-')[0]}-f32.gguf"
+    quantize_gguf(source, path, "F32")
+    return path
 
 
 def metadata(path: Path) -> dict[str, Any]:
