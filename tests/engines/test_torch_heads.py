@@ -223,8 +223,8 @@ def forward(
         return norm(values, weights[f"{name}.weight"])
 
     def times(values: FloatArray, name: str) -> FloatArray:
-        product: FloatArray = values @ weights[f"{name}.weight"].T
-        return product + weights.get(f"{name}.bias", 0.0)
+        product: FloatArray = values @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+        return product
 
     def heads(values: FloatArray, name: str) -> FloatArray:
         found = times(values, f"{name}_proj").reshape(rows, -1, size)
@@ -239,7 +239,7 @@ def forward(
         gated = gate / (1 + np.exp(-gate)) * times(inner, f"{name}.mlp.up_proj")
         return hidden + times(gated, f"{name}.mlp.down_proj")
 
-    read = np.asarray(states, np.float64)
+    read: FloatArray = np.asarray(states, np.float64)
     if config.get("norm_before_fc"):
         read = normed(read, "input_norm")
     if config.get("fc_norm"):
