@@ -26,11 +26,17 @@ ENDLESS = 10**9
 """Tokens of an answer that nobody waits for the end of."""
 
 
-def scripted_model(max_sequences: int = 4) -> paceline.Model:
-    vocabulary = ScriptedVocabulary.of_size(40, end_ids=[39])
-    model = random_model(40, seed=3, order=2)
+def scripted_model(
+    max_sequences: int = 4,
+    policy: paceline.Policy = paceline.NO_SPECULATION,
+    *,
+    keeps: bool = False,
+    **options: Any,
+) -> paceline.Model:
+    """A model of 40 tokens; with ``keeps`` it keeps what it has read."""
+    model, vocabulary = random_model(40, seed=3, order=2), ScriptedVocabulary.of_size(40)
     engine = ScriptedEngine(model, vocabulary, max_sequences=max_sequences, context_length=2 * ENDLESS)
-    return paceline.Model(engine, [], paceline.NO_SPECULATION)
+    return paceline.Model(engine, [], policy, pool=SequencePool(engine) if keeps else None, **options)
 
 
 def test_generate_is_what_stream_gives() -> None:
@@ -45,32 +51,23 @@ def test_generate_is_what_stream_gives() -> None:
         assert spelled.decode(errors="replace") == whole.text
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_reasoning_ends_where_its_budget_is_spent(temperature: float) -> None:
+def test_reasoning_ends_where_its_budget_is_spent() -> None:
     """With a draft model and without. The end of text stands for a marker that is a control token."""
     with paceline.load(draft=embedded_draft(), policy=paceline.FixedPolicy(4)) as model:
         vocabulary = model.target.vocabulary
         (end,) = sorted(vocabulary.end_ids)[:1]
-        spelled = (vocabulary.token_spelling(end) or b"").decode()
         marker = (end, *vocabulary.tokenize(" so", add_special=False))
-        asked = paceline.GenerateOptions(
-            max_tokens=24,
-            temperature=temperature,
-            seed=3,
-            ignore_end=True,
-            preserved_ids=[end],
-            reasoning_budget=paceline.ReasoningBudget(7, (), marker, begun=True),
-        )
+        asked = paceline.GenerateOptions(max_tokens=24, seed=3, ignore_end=True, preserved_ids=[end])
+        free = model.generate("def f(x):", **asked)
+        asked["reasoning_budget"] = paceline.ReasoningBudget(7, (), marker, begun=True)
         drafted = model.generate("def f(x):", **asked)
         asked["speculate"] = False
         plain = model.generate("def f(x):", **asked)
-        asked["reasoning_budget"] = None
-        free = model.generate("def f(x):", **asked)
     assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
     assert drafted.token_ids[:7] == free.token_ids[:7]
     assert tuple(drafted.token_ids[7 : 7 + len(marker)]) == marker
     assert "draft" in drafted.sources[7 : 7 + len(marker)], "the draft model is told, too"
-    assert spelled + " so" in drafted.text
+    assert (vocabulary.token_spelling(end) or b"").decode() + " so" in drafted.text
 
 
 @pytest.fixture
@@ -96,12 +93,6 @@ def test_options_of_a_call_leave_a_conversation_what_its_reasoning_is_told_by(
     assert reply.reasoning
     assert reply.text
     assert set(reply.prompt.options["preserved_ids"] or ()) <= vocabulary.control_ids
-
-
-def test_what_a_call_preserves_are_token_ids(reasoning_model: tuple[paceline.Model, ChatParams]) -> None:
-    model, params = reasoning_model
-    with pytest.raises(paceline.InputError, match="preserved_ids is '<think>': give a sequence of token ids"):
-        model.chat("def f(x):", chat=params, preserved_ids="<think>")  # type: ignore[arg-type]
 
 
 def test_two_streams_at_once_each_get_all_of_their_text() -> None:
@@ -235,12 +226,9 @@ def test_use_after_close_is_a_clear_error() -> None:
     next(iter(stream))
     model.close()
     model.close()
-    with pytest.raises(paceline.ClosedError, match="closed"):
-        model.generate([1])
-    with pytest.raises(paceline.ClosedError, match="closed"):
-        model.stream([1])
-    with pytest.raises(paceline.ClosedError, match="closed"):
-        model.worker.call(lambda: None)
+    for call in (lambda: model.generate([1]), lambda: model.stream([1]), lambda: model.worker.call(lambda: None)):
+        with pytest.raises(paceline.ClosedError):
+            call()
     request = model.loop.add([1], paceline.SamplingParams(), paceline.StopRules())
     (emission,) = model.loop.step()
     assert (emission.request, emission.finish_reason) == (request, "error")
@@ -250,21 +238,11 @@ def test_use_after_close_is_a_clear_error() -> None:
     assert 0 < len(result.token_ids) == result.stats.predicted_tokens
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_tokens": 0}, "0 tokens"),
-        ({"temperature": -1.0}, "temperature -1"),
-        ({"stop": ["a", ""]}, "empty stop"),
-        ({"tempratur": 1.0}, "tempratur"),
-        ({"order": ("top_k", "top_k")}, "order top_k,top_k"),
-        ({"max_tokens": 5.5}, "tokens to predict is 5.5"),
-        ({"logit_bias": {1.5: 3.0}}, "a logit bias is 1.5"),
-    ],
-)
-def test_bad_options_are_input_errors(options: dict[str, object], words: str) -> None:
-    with scripted_model() as model, pytest.raises(paceline.InputError, match=words):
-        model.generate([1], **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"tempratur": 1.0}, {"logit_bias": {1.5: 3.0}}])
+def test_options_that_cannot_be_used_are_named(options: dict[str, Any]) -> None:
+    with scripted_model() as model, pytest.raises(paceline.InputError) as caught:
+        model.generate([1], **options)
+    assert [caught.value.field] == [*options]
 
 
 def test_numbers_of_numpy_and_none_for_the_default() -> None:
@@ -287,9 +265,7 @@ def test_a_context_of_0_is_refused_with_what_to_give_instead() -> None:
         lambda: paceline.load(embedded_target(), context_length=0),
         lambda: paceline.ModelOptions(embedded_target(), context_length=0),
     ):
-        with pytest.raises(
-            paceline.InputError, match=r"give a number of tokens, or None for as much of the model's own as fits"
-        ):
+        with pytest.raises(paceline.InputError, match="or None"):
             call()
 
 
@@ -297,10 +273,22 @@ def test_a_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(paceline.ModelFileError, match=r"bad\.gguf"):
         paceline.load(embedded_target(), draft=tmp_path / "bad.gguf")
-    with pytest.raises(paceline.InputError, match="no effect"):
-        paceline.load(embedded_target(), draft=embedded_draft(), policy=paceline.NO_SPECULATION)
-    with pytest.raises(paceline.InputError, match="unknown verifier"):
-        paceline.load(verify="trust")  # type: ignore[arg-type]
+    refused: list[dict[str, Any]] = [
+        {"draft": embedded_draft(), "policy": paceline.NO_SPECULATION},
+        {"drafters": ["suffix"], "policy": paceline.NO_SPECULATION},
+        {"verify": "trust"},
+        {"prompt_cache_mib": -1},
+        {"max_waiting": -1},
+        {"max_waiting": "many"},
+        {"policy": "fast"},
+        {"drafters": ["oracle"]},
+        {"target": paceline.ModelOptions(embedded_target()), "context_length": 5},
+        {"target": paceline.ModelOptions(embedded_target()), "model_defaults": False},
+        {"model_defaults": "no"},
+    ]
+    for options in refused:
+        with pytest.raises(paceline.InputError):
+            paceline.load(**options)
 
 
 def test_the_engine_holds_every_branch_the_policy_may_ask_for() -> None:
@@ -309,12 +297,6 @@ def test_the_engine_holds_every_branch_the_policy_may_ask_for() -> None:
         answer = model.generate("def f(x):", max_tokens=24, temperature=0.0, ignore_end=True)
         # A tree with too many branches would be refused by the engine, and every round would decode plainly.
         assert answer.stats.num_drafted > 4 * 6 * answer.stats.rounds // 2
-
-
-def test_the_planner_knows_how_many_branches_the_engine_holds() -> None:
-    with paceline.load(paceline.ModelOptions(embedded_target(), branches=2), draft=embedded_draft()) as model:
-        assert isinstance(model.policy, AutoPolicy)
-        assert model.policy.branches == 2
 
 
 def test_every_request_of_several_gets_its_branches_and_its_place_at_the_draft() -> None:
@@ -354,17 +336,15 @@ def test_a_request_may_bring_lengths_of_its_own(monkeypatch: pytest.MonkeyPatch)
         assert own.stats.num_drafted > 4 * own.stats.rounds, "but for rounds that read prompts, and the last ones"
         assert own.stats.num_drafted > sure.stats.num_drafted > 0
         assert len(model.drafters) == 3
-        with pytest.raises(paceline.SamplingError, match=r"draft-min 2 with rejection at temperature 0\.8 would"):
+        with pytest.raises(paceline.SamplingError):
             model.generate("def f(x):", verify="rejection", draft_min=2, temperature=0.8)
-        with pytest.raises(paceline.InputError, match="draft-max 500 is out of range"):
-            model.stream("def f(x):", policy="fixed", draft_max=500)
     with paceline.load(options, draft=embedded_draft(), policy=paceline.FixedPolicy(2)) as model:
         answer = model.generate("def f(x):", **fixed)
         assert answer.text == plain.text
         assert answer.stats.num_drafted > 6 * answer.stats.rounds
-        with pytest.raises(paceline.InputError, match=r"policy 'auto' cannot be had of .* 'fixed', without costs"):
+        with pytest.raises(paceline.InputError, match="'auto'"):
             model.generate("def f(x):", policy="auto")
-    with scripted_model() as model, pytest.raises(paceline.InputError, match="'fixed' has nothing to draft with"):
+    with scripted_model() as model, pytest.raises(paceline.InputError, match="'fixed'"):
         model.generate([1], policy="fixed")
 
 
@@ -433,10 +413,8 @@ def test_a_cache_that_cannot_be_written_does_not_keep_a_model_from_closing(cache
 
 
 def test_choices_are_those_of_calls_by_themselves_and_read_their_prompt_once() -> None:
-    vocabulary = ScriptedVocabulary.of_size(40)
-    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, max_sequences=3)
     prompt = [number % 40 for number in range(300)]
-    with paceline.Model(engine, [], paceline.NO_SPECULATION, pool=SequencePool(engine)) as model:
+    with scripted_model(3, keeps=True) as model:
         answers = model.choices(prompt, 5, max_tokens=20, seed=7)
         alone = [
             model.generate(prompt, max_tokens=20, seed=7, choice=choice, cache_prompt=False) for choice in range(5)
@@ -449,9 +427,7 @@ def test_choices_are_those_of_calls_by_themselves_and_read_their_prompt_once() -
 
 @pytest.mark.parametrize("seed", [None, -1])
 def test_choices_have_one_seed_though_it_be_drawn(seed: int | None) -> None:
-    vocabulary = ScriptedVocabulary.of_size(40)
-    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, max_sequences=3)
-    with paceline.Model(engine, [], paceline.NO_SPECULATION, pool=SequencePool(engine)) as model:
+    with scripted_model(3, keeps=True) as model:
         drawn = [{answer.seed for answer in model.choices([1], 3, max_tokens=2, seed=seed)} for _ in range(2)]
     assert [len(seeds) for seeds in drawn] == [1, 1]
     assert drawn[0] != drawn[1]
@@ -459,9 +435,9 @@ def test_choices_have_one_seed_though_it_be_drawn(seed: int | None) -> None:
 
 def test_choices_that_cannot_be_had() -> None:
     with scripted_model() as model:
-        with pytest.raises(paceline.InputError, match="0 choices: the least is 1"):
+        with pytest.raises(paceline.InputError):
             model.choices([1], 0)
-        with pytest.raises(paceline.InputError, match="choice 2 of 3 choices: leave it out"):
+        with pytest.raises(paceline.InputError):
             model.choices([1], 3, choice=2)
 
 
@@ -481,12 +457,11 @@ def test_a_next_turn_starts_from_the_one_before() -> None:
 
 
 def test_more_requests_wait_and_then_are_told_that_too_many_do() -> None:
-    engine = ScriptedEngine(random_model(40, seed=3), ScriptedVocabulary.of_size(40), max_sequences=1)
-    with paceline.Model(engine, [], paceline.NO_SPECULATION, max_waiting=2) as model:
+    with scripted_model(1, max_waiting=2) as model:
         running = model.stream([1], max_tokens=4000)
         next(running.rounds())
         waiting = [model.stream([2], max_tokens=3) for _ in range(2)]
-        with pytest.raises(paceline.QueueFullError, match="2 requests wait and 1 run, which is the most"):
+        with pytest.raises(paceline.QueueFullError):
             model.stream([3])
         running.close()
         assert [stream.result().finish_reason for stream in waiting] == ["length"] * 2
@@ -530,17 +505,9 @@ def test_a_models_defaults_reach_answers_in_an_event_loop(opinionated: Path) -> 
         assert answer.model_defaults == {"temperature": 0.3}
 
 
-def test_model_defaults_are_said_in_one_place(opinionated: Path) -> None:
-    with pytest.raises(paceline.InputError, match="model_defaults is for models given by path"):
-        paceline.load(paceline.ModelOptions(opinionated), model_defaults=False)
-    with pytest.raises(paceline.InputError, match="model_defaults is 'no'; give True or False"):
-        paceline.load(opinionated, model_defaults="no")  # type: ignore[arg-type]
-
-
 def test_a_seed_repeats_the_text_of_a_model_that_is_greedy_by_default() -> None:
-    engine = ScriptedEngine(random_model(40, seed=3, order=2), ScriptedVocabulary.of_size(40))
     greedy = SamplingDefaults({"temperature": 0.0}, "somewhere")
-    with paceline.Model(engine, [], paceline.NO_SPECULATION, verify="rejection", defaults=greedy) as model:
+    with scripted_model(verify="rejection", defaults=greedy) as model:
         assert model.repeats_text({})
         assert model.repeats_text({"temperature": None})
         assert not model.repeats_text({"temperature": 0.8})
@@ -557,14 +524,8 @@ def test_a_broken_default_does_not_keep_a_model_from_running(tmp_path: Path) -> 
         assert model.generate("def f(x):", max_tokens=4).model_defaults == {"top_k": 1}
 
 
-def predicting_model(policy: paceline.Policy, vocabulary: ScriptedVocabulary) -> paceline.Model:
-    engine = ScriptedEngine(random_model(40, seed=3, order=2), vocabulary, context_length=400)
-    return paceline.Model(engine, [], policy)
-
-
 def test_a_prediction_is_drafted_and_counted() -> None:
-    vocabulary = ScriptedVocabulary.of_size(40)
-    with predicting_model(paceline.FixedPolicy(3), vocabulary) as model:
+    with scripted_model(policy=paceline.FixedPolicy(3)) as model:
         plain = model.generate([1, 2], max_tokens=24, seed=4)
         assert plain.stats.num_drafted == 0
         said = list(plain.token_ids)
@@ -586,11 +547,11 @@ def test_a_prediction_is_drafted_and_counted() -> None:
         assert counts(said, drafters=["prediction"]) == (17, 17, 6)
         first, _ = model.choices([1, 2], 2, max_tokens=24, seed=4, prediction=said)
         assert first.stats.accepted_by_source["prediction"] >= 14, "nothing is drafted while a prompt is read"
-        with pytest.raises(paceline.InputError, match="token id 40 of the prediction"):
-            model.generate([1, 2], prediction=[40])
-        with pytest.raises(paceline.InputError, match="unknown drafter 'suffix': choose from prediction"):
-            model.generate([1, 2], drafters=["suffix"])
-    with predicting_model(paceline.NO_SPECULATION, vocabulary) as model:
+        for field, options in (("prediction", {"prediction": [40]}), ("drafters", {"drafters": ["suffix"]})):
+            with pytest.raises(paceline.InputError) as caught:
+                model.generate([1, 2], **options)
+            assert caught.value.field == field
+    with scripted_model() as model:
         again = model.generate([1, 2], max_tokens=24, seed=4, prediction=said)
         assert (again.token_ids, again.stats.num_drafted) == (plain.token_ids, 0)
 
@@ -606,8 +567,7 @@ def test_requests_with_predictions_share_passes_with_others() -> None:
         assert [one.token_ids for one in found] == [one.token_ids for one in plain]
         return found
 
-    engine = ScriptedEngine(random_model(40, seed=3, order=2), ScriptedVocabulary.of_size(40), max_sequences=4)
-    with paceline.Model(engine, [], paceline.FixedPolicy(3)) as model:
+    with scripted_model(policy=paceline.FixedPolicy(3)) as model:
         found = asyncio.run(all_at_once(model))
         accepted = [one.stats.accepted_by_source["prediction"] for one in found]
         assert accepted[::2] == [0, 0]

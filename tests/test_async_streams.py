@@ -127,8 +127,8 @@ def test_readers_of_every_kind_share_a_stream() -> None:
         async def by_emission() -> str:
             return "".join([text_of(emission) async for emission in stream.emissions()])
 
-        texts = await asyncio.gather(by_segment(), by_round(), by_round(), by_emission())
-        assert sorted("".join(texts)) == sorted((await stream.result()).text)
+        *texts, answer = await asyncio.gather(by_segment(), by_round(), by_round(), by_emission(), stream.result())
+        assert sorted("".join(texts)) == sorted(answer.text)
 
     asked(ask)
 
@@ -177,10 +177,15 @@ def test_cancelling_whoever_iterates_cancels_the_request() -> None:
     asked(ask)
 
 
-def test_dropping_a_stream_in_the_middle_of_its_rounds_cancels_the_request() -> None:
+@pytest.mark.parametrize("by_round", [True, False])
+def test_dropping_a_stream_that_is_read_cancels_the_request(by_round: bool) -> None:
     async def ask(model: paceline.Model) -> None:
-        async for _ in model.astream([1], **ENDLESSLY).rounds():
+        stream = model.astream([1], **ENDLESSLY)
+        iterated: Any = stream.rounds() if by_round else stream
+        del stream
+        async for _ in iterated:
             break
+        del iterated
         gc.collect()
         await asyncio.sleep(0)  # the event loop closes what was left of the iteration
         await asyncio.sleep(0)
@@ -204,13 +209,16 @@ def test_an_answer_as_it_stands() -> None:
     asked(ask)
 
 
-def test_asking_a_model_that_was_closed_meanwhile() -> None:
+def test_closing_a_model_ends_the_waiting_of_an_event_loop() -> None:
     async def ask(model: paceline.Model) -> None:
         stream = model.astream([1], **ENDLESSLY)
         await anext(stream)
+        waiting = asyncio.create_task(stream.result())
         await asyncio.to_thread(model.close)
-        assert (await stream.so_far()).finish_reason == "cancelled"
+        assert (await waiting).finish_reason == (await stream.so_far()).finish_reason == "cancelled"
         assert not await stream.end_reasoning()
+        with pytest.raises(paceline.ClosedError):
+            model.astream([1])
 
     engine = ScriptedEngine(counting, VOCABULARY, context_length=2 * ENDLESS)
     asyncio.run(ask(paceline.Model(engine, [], paceline.NO_SPECULATION)))
@@ -243,17 +251,14 @@ def test_reasoning_is_ended_between_two_rounds() -> None:
         assert set(said[at + 2 :]) == {3}
         assert not await stream.end_reasoning(), "it is over"
 
-    asked(ask, reasoning)
-
-
-def test_reasoning_that_nothing_tells_is_not_ended() -> None:
-    async def ask(model: paceline.Model) -> None:
+    async def ask_where_nothing_tells(model: paceline.Model) -> None:
         stream = model.astream([1], **ENDLESSLY)
         await anext(stream)
         assert not await stream.end_reasoning()
         await stream.aclose()
 
     asked(ask, reasoning)
+    asked(ask_where_nothing_tells, reasoning)
 
 
 def test_a_stream_of_a_thread_ends_its_reasoning_too() -> None:

@@ -205,18 +205,8 @@ def test_cancelling_a_task_cancels_its_request_and_no_other() -> None:
         asyncio.run(ask(model))
 
 
-def test_readers_that_share_a_stream_all_come_to_its_end() -> None:
-    async def share(model: paceline.Model) -> None:
-        stream = model.astream([1], max_tokens=300, ignore_end=True, temperature=0.0)
-
-        async def read() -> str:
-            return "".join([segment.text async for segment in stream])
-
-        parts = await asyncio.gather(read(), read(), stream.result())
-        assert sorted(parts[0] + parts[1]) == sorted(parts[2].text)
-
+def test_threads_that_share_a_stream_all_come_to_its_end() -> None:
     with scripted() as model:
-        asyncio.run(share(model))
         stream = model.stream([1], max_tokens=300, ignore_end=True)
         in_threads([lambda: list(stream), lambda: list(stream), stream.result, stream.so_far])
         stream = model.stream([1], max_tokens=300, ignore_end=True)
@@ -245,16 +235,6 @@ def test_a_reader_whose_round_another_one_read_first_loses_none_of_the_next(monk
         texts.extend(segment.text for segments in readers[0] for segment in segments)
         assert "".join(texts) == stream.result().text
         assert stream.is_read
-
-
-def test_an_async_stream_that_is_dropped_cancels_its_request() -> None:
-    async def ask(model: paceline.Model) -> None:
-        async for _ in model.astream([1], max_tokens=ENDLESS, ignore_end=True):
-            break
-        assert await asyncio.to_thread(model.worker.call, lambda: not model.loop.active)
-
-    with scripted() as model:
-        asyncio.run(ask(model))
 
 
 def test_an_event_loop_that_is_closed_takes_nothing_with_it() -> None:
@@ -313,19 +293,6 @@ def test_closing_from_several_threads_ends_everybodys_waiting() -> None:
             model.target.open()
 
 
-def test_closing_while_an_event_loop_waits_ends_its_waiting() -> None:
-    async def ask(model: paceline.Model) -> None:
-        stream = model.astream([1], max_tokens=ENDLESS, ignore_end=True)
-        await anext(stream)
-        waiting = asyncio.create_task(stream.result())
-        await asyncio.to_thread(model.close)
-        assert (await waiting).finish_reason == "cancelled"
-        with pytest.raises(paceline.ClosedError):
-            model.astream([1])
-
-    asyncio.run(ask(scripted()))
-
-
 def test_a_request_that_a_drafter_asks_for_is_an_error_that_ends_the_requests_of_the_round() -> None:
     asked: list[paceline.Model] = []
 
@@ -336,7 +303,7 @@ def test_a_request_that_a_drafter_asks_for_is_an_error_that_ends_the_requests_of
 
     with scripted(drafters=[Asking(lambda request: [])]) as model:
         asked.append(model)
-        with pytest.raises(paceline.BusyError, match="within one of its own rounds"):
+        with pytest.raises(paceline.BusyError):
             model.generate([1], max_tokens=9, ignore_end=True)
         assert not asked
         asked.append(model)
@@ -360,7 +327,7 @@ def test_what_a_drafter_raises_reaches_every_request_of_the_round_and_the_next_o
         next(iter(streams[0]))
         drafter.failing.set()
         for stream in streams:
-            with pytest.raises(ZeroDivisionError, match="own"):
+            with pytest.raises(ZeroDivisionError):
                 stream.result()
             assert stream.so_far().finish_reason == "error"
             assert len(stream.so_far().token_ids) == stream.so_far().stats.predicted_tokens

@@ -84,10 +84,9 @@ def test_how_a_request_is_sped_up_is_its_own_to_say() -> None:
     of_its_own = read_options({"policy": "fixed", "draft_min": np.int8(2), "p_min": np.float32(0.5)}).speculation
     assert of_its_own == SpeculationParams(draft_min=2, p_min=0.5, policy="fixed")
     assert read_options({"verify": None}, verify="rejection").speculation.verify == "rejection"
-    with pytest.raises(InputError, match="unknown drafter 'lookup': choose from suffix, draft, or leave it out"):
-        read_options({"drafters": ["lookup"]}, drafters=there_are)
-    with pytest.raises(InputError, match="unknown drafter 'lookup': none is loaded"):
-        read_options({"drafters": "lookup"}, drafters=())
+    for others in (there_are, ()):
+        with pytest.raises(InputError, match="unknown drafter 'lookup'"):
+            read_options({"drafters": ["lookup"]}, drafters=others)
 
 
 def test_type_checkers_know_the_options_that_there_are() -> None:
@@ -109,36 +108,34 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options",
     [
-        ({"tempratur": None}, "there is no option tempratur: did you mean temperature?"),
-        ({"max_tokens": "5"}, "the number of tokens to predict is '5'"),
-        ({"stop": 5}, "stop is 5; give a text or a list of texts"),
-        ({"stop": ["a", 5]}, "stop is .'a', 5.; give"),
-        ({"stop": b"a"}, "stop is b'a'; give"),
-        ({"speculate": "no"}, "speculate is 'no'; give True or False"),
-        ({"ignore_end": 1}, "ignore_end is 1; give True or False"),
-        ({"order": 5}, "order is 5"),
-        ({"drafters": []}, "no drafter is named"),
-        ({"draft_max": 0}, "draft-max 0: the least is 1"),
-        ({"draft_min": -1}, "draft-min -1: the least is 0"),
-        ({"draft_max": 3, "draft_min": 4}, "draft-min 4 is out of range: give 0 to draft-max, 3"),
-        ({"p_min": 1.5}, "draft-p-min 1.5 is out of range: give a value from 0.0 to 1.0 .`p_min`, 0 keeps all drafts"),
-        ({"policy": "fast"}, "unknown policy 'fast': choose from auto, fixed, accept-ratio, profile-ev, heuristic"),
-        ({"preserved_ids": "[THINK]"}, "preserved_ids is '.THINK.': give a sequence of token ids"),
-        ({"preserved_ids": [3, -1]}, "preserved_ids has token id -1: give ids of 0 or more"),
-        ({"reasoning_budget": 5}, "the reasoning budget is 5: give a ReasoningBudget, or None"),
-        ({"logprobs": 1001}, r"logprobs 1001 is out of range: give a value from 0 to 1000 \(`logprobs`, 0 gives"),
-        ({"logprobs": -1}, "logprobs -1 is out of range"),
-        ({"logprobs": True}, "logprobs is True, which is not a whole number"),
-        ({"post_sampling_probs": 1}, "post_sampling_probs is 1; give True or False"),
-        ({"verify": "trust"}, "unknown verifier 'trust': choose from coupled, rejection"),
+        {"tempratur": None},
+        {"max_tokens": "5"},
+        *({"stop": stop} for stop in (5, ["a", 5], b"a")),
+        {"speculate": "no"},
+        {"ignore_end": 1},
+        {"order": 5},
+        {"drafters": []},
+        {"draft_max": 0},
+        {"draft_min": -1},
+        {"draft_max": 3, "draft_min": 4},
+        {"p_min": 1.5},
+        {"policy": "fast"},
+        {"preserved_ids": "[THINK]"},
+        {"preserved_ids": [3, -1]},
+        {"reasoning_budget": 5},
+        *({"logprobs": number} for number in (1001, -1, True)),
+        {"post_sampling_probs": 1},
+        {"verify": "trust"},
     ],
+    ids=str,
 )
-def test_options_that_cannot_be_used(options: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
+def test_options_that_cannot_be_used_are_named(options: dict[str, object]) -> None:
+    with pytest.raises(InputError) as caught:
         read_options(options)
     assert caught.value.field in options
+    assert "\n" not in str(caught.value)
 
 
 def test_a_context_of_0_is_all_that_the_target_was_made_for() -> None:
@@ -157,9 +154,9 @@ def test_models_may_be_named_by_where_the_hub_has_them() -> None:
     assert models.named_draft == HubModel("u/d", offline=True)
     assert models.draft_options(models.target_options(embedded_target()), embedded_draft()).threads == 2
     assert ModelChoice.of({}, {"path": "small"}).named_draft == "small"
-    with pytest.raises(InputError, match=r"^-m and -hf both .* target: .* unset PACELINE_MODEL or PACELINE_HF_REPO$"):
+    with pytest.raises(InputError, match=r"unset PACELINE_MODEL or PACELINE_HF_REPO$"):
         ModelChoice.of({"path": "big"}, {}, {"repo": "u/m"})
-    with pytest.raises(InputError, match=r"^-md and -hfd both .* PACELINE_DRAFT_MODEL or PACELINE_DRAFT_HF_REPO$"):
+    with pytest.raises(InputError, match=r"unset PACELINE_DRAFT_MODEL or PACELINE_DRAFT_HF_REPO$"):
         ModelChoice.of({}, {"path": "small"}, {"draft_repo": "u/m"})
 
 
@@ -173,16 +170,16 @@ def test_a_token_of_the_hub_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    "given",
     [
-        ({"reference": 5}, "^5 is no model of the hub"),
-        ({"reference": None}, "^None is no model of the hub"),
-        ({"reference": "u/m", "token": 5}, "^the token .* is no text"),
-        ({"reference": "u/m", "file": Path("a.gguf")}, "^the file .* is .*: give its path in the repository as a text"),
+        {"reference": 5},
+        {"reference": None},
+        {"reference": "u/m", "token": 5},
+        {"reference": "u/m", "file": Path("a.gguf")},
     ],
 )
-def test_what_names_a_model_of_the_hub_is_text(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_what_names_a_model_of_the_hub_is_text(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
         HubModel.parse(**given)
 
 
@@ -192,8 +189,6 @@ def test_the_environment_may_name_models_of_the_hub() -> None:
     )
     assert environment.models.target == HubModel("u/m", file="a.gguf")
     assert environment.models.named_draft == HubModel("u/d", "q8_0")
-    with pytest.raises(InputError, match=r"^PACELINE_HF_REPO is 'm': 'm' is no model of the hub: .*, or unset it$"):
-        from_environment({"PACELINE_HF_REPO": "m"})
 
 
 def test_single_options_of_a_request_are_replaced_in_their_parts() -> None:
@@ -249,31 +244,28 @@ def test_the_environment_sets_what_the_table_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text"),
     [
-        ("TEMPERATURE", "hot", "'hot': give a number, or unset it"),
-        (
-            "TEMPERATURE",
-            "200",
-            "'200': temperature 200.0 is out of range: give a value from 0.0 to 100.0 (`temp",
-        ),
-        ("TOP_K", "6.5", "'6.5': give a whole number, or unset it"),
-        ("VERIFY", "trust", "'trust': give one of coupled, rejection, or unset it"),
-        ("EXACT", "perhaps", "'perhaps': give one of true, yes, on, 1, false, no, off, 0, or unset it"),
-        ("DRAFTERS", ",", "',': no drafter is named"),
-        ("LOGIT_BIAS", "seven", "'seven': `logit_bias` 'seven' is not TOKEN_ID=BIAS"),
-        ("MAX_SEQUENCES", "0", "'0': 0 sequences: the least is 1 (`max_sequences`), or unset it"),
-        (
-            "CONTEXT_LENGTH",
-            "-5",
-            "'-5': `context_length` (`DraftOptions.context_length` of a draft model) is -5, but",
-        ),
-        ("DRAFT_CONTEXT_LENGTH", "1", "'1': `DraftOptions.context_length` 1: the least is 2"),
+        ("TEMPERATURE", "hot"),
+        ("TEMPERATURE", "200"),
+        ("TOP_K", "6.5"),
+        ("VERIFY", "trust"),
+        ("EXACT", "perhaps"),
+        ("DRAFTERS", ","),
+        ("LOGIT_BIAS", "seven"),
+        ("MAX_SEQUENCES", "0"),
+        ("CONTEXT_LENGTH", "-5"),
+        ("DRAFT_CONTEXT_LENGTH", "1"),
+        ("HF_REPO", "m"),
     ],
 )
-def test_what_the_environment_sets_wrongly_is_named(name: str, text: str, message: str) -> None:
-    with pytest.raises(InputError, match="^" + re.escape(f"PACELINE_{name} is {message}")):
+def test_what_the_environment_sets_wrongly_is_named(name: str, text: str) -> None:
+    with pytest.raises(InputError) as caught:
         from_environment({f"PACELINE_{name}": text})
+    line = str(caught.value)
+    assert line.startswith(f"PACELINE_{name} is {text!r}: ")
+    assert line.endswith(", or unset it")
+    assert "\n" not in line
 
 
 def test_the_library_asks_the_environment_for_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +362,7 @@ class TestWhatOptionsAreCalled:
 
 
 # What a program prints, and what only the command line can have said.
-FLAGS_ARE_SAID_IN = ("cli", "bench", "pairs", "environment.py")
+FLAGS_ARE_SAID_IN = ("cli", "lab", "environment.py")
 
 
 def test_no_message_of_the_library_names_a_flag() -> None:

@@ -1,8 +1,7 @@
-"""Answers from tokens: the same events joined however the answer was cut, in threads, event loops and the server."""
+"""Answers from tokens: the same events joined however the answer was cut."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -18,17 +17,13 @@ from paceline.chat.tool_calls.base import ArgumentsDelta, CallStarted, ExpectedC
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.request import Emission
 from paceline.core.text import TextSegment
-from tests.chat.conversing import THINKING
-from tests.chat.helpers import prompt_with
-from tests.chat.replies import answering, writing
+from tests.chat.conversing import prompt_with
 from tests.chat.tool_calls.answers import ANSWERS, BY_NAME, THINK, TOOLS, Answer
 from tests.tiers import by_tier
 
 pytest.importorskip("transformers")
 
 FORMATS: Final[tuple[ReasoningFormat, ...]] = ("auto", "none", "deepseek-legacy")
-CALLING: Final = '{# <tool_call>\n{"name": ..., "arguments": ...} #}' + THINKING
-CALL: Final = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
 def prompt_of(answer: Answer, *, begun: bool = False, continued: bool = False, **expected: bool) -> ChatPrompt:
@@ -126,28 +121,11 @@ def test_any_cut_of_an_answer_comes_to_the_same_message(reasoning_format: Reason
 
 def test_a_completion_is_all_content() -> None:
     rng = random.Random(1)
-    text = f"<think>Hm.</think>{CALL}"
+    text = f"<think>Hm.</think>{ANSWERS[0].text}"
     assembler = AnswerAssembler(None, keeps=True)
     events = [event for emission in emissions_of(text, rng) for event in assembler.take(emission)]
     assert joined(parts_of(events)) == assembler.message == {"content": text}
     assert "".join(event.text for event in events) == text
-
-
-@pytest.mark.parametrize(
-    ("said", "content"),
-    [
-        (f"<think>\nWhich?\n</think>\n\nLet me look.\n{CALL} Well.", "<think>\nWhich?\n</think>\n\nLet me look. Well."),
-        (f"<think>\nWhich?\n</think>{CALL}", "<think>\nWhich?\n</think>"),
-        ("<think>\nWhich?\n</think>\n\nNone.", "<think>\nWhich?\n</think>\n\nNone."),
-        (f"{CALL} Well.", " Well."),
-    ],
-)
-def test_reasoning_stays_in_the_content_beside_calls_where_it_is_to_be_in_both(said: str, content: str) -> None:
-    with answering(said, CALLING, tools=TOOLS, reasoning_format="deepseek-legacy") as stream:
-        reply = stream.result()
-    assert reply.text == content
-    assert reply.reasoning == ("Which?" if "Which?" in said else None)
-    assert len(reply.tool_calls) == said.count(CALL)
 
 
 def test_what_stands_before_an_answer() -> None:
@@ -171,58 +149,3 @@ def test_reasoning_is_counted_by_tokens() -> None:
     for piece in pieces:
         assembler.take(Emission(request, [1], ["target"], [TextSegment(piece, "target")], None, [1]))
     assert (assembler.num_tokens, assembler.num_reasoning) == (6, 2)
-
-
-def test_calls_in_a_stream_of_the_library() -> None:
-    """Sync and asynchronous streams say the same, part by part, and name calls as their replies do."""
-    said = f"<think>\nWhich?\n</think>\n\nLet me look.\n{CALL}\n{CALL}\n{CALL[:-20]}"
-    with answering(said, CALLING, tools=TOOLS) as stream:
-        rounds = list(stream.rounds())
-        reply = stream.result()
-        assert stream.close() == []
-    parts = [part for some in rounds for part in some]
-    assert joined(parts) == {name: value for name, value in reply.message.items() if name != "role"}
-    assert stream.so_far().message == reply.message
-    kinds = [kind for kind, _ in itertools.groupby(part.kind for part in parts)]
-    # One that is cut off is content.
-    assert kinds == ["reasoning", "content", "call", "arguments", "call", "arguments", "content"]
-    assert [part.text for part in parts if part.kind == "arguments"] == ['{"city": "Ulm"}'] * 2
-    assert {part.segment.source for part in parts} == {"target"}
-    # Each call comes with the token that closes it, and not at the end.
-    begun = [number for number, some in enumerate(rounds) if any(part.kind == "call" for part in some)]
-    assert len(begun) == 2
-    assert begun[1] < len(rounds) - len(CALL[:-20])
-
-    async def read() -> list[list[AnswerEvent]]:
-        found = []
-        async with writing(said, CALLING, tools=TOOLS) as stream:
-            found.append([part async for part in stream])
-            assert joined(found[-1]) == {
-                name: value for name, value in (await stream.result()).message.items() if name != "role"
-            }
-        async with writing(said, CALLING, tools=TOOLS) as stream:
-            found.append([part async for some in stream.rounds() for part in some])
-        async with writing(said, CALLING, tools=TOOLS) as stream:
-            found.append([part async for each in stream.emissions() for part in each.parts])
-        return found
-
-    for others in asyncio.run(read()):
-        assert [_without_id(part) for part in others] == [_without_id(part) for part in parts]
-
-
-def _without_id(part: AnswerEvent) -> AnswerEvent:
-    return CallStarted(part.index, "", part.name, part.source) if isinstance(part, CallStarted) else part
-
-
-def test_a_stream_that_is_closed_early_keeps_its_calls() -> None:
-    said = f"{CALL} and {CALL}"
-    with answering(said, CALLING, tools=TOOLS) as stream:
-        parts: list[AnswerEvent] = []
-        for some in stream.rounds():
-            parts += some
-            if any(part.kind == "arguments" for part in parts):
-                break
-        parts += stream.close()
-        reply = stream.so_far()
-    assert joined(parts) == {name: value for name, value in reply.message.items() if name != "role"}
-    assert len(reply.tool_calls) >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,14 @@ def template_of(each: str) -> ChatTemplate:
     return ChatTemplate(MESSAGES.replace("EACH", each), origin="a test")
 
 
+def text_of(each: str, *messages: Message) -> str:
+    reader = ChatPromptBuilder(template_of(each), ControlledBytes(), 4096)
+    return reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0).text
+
+
+USER: Message = {"role": "user", "content": "Hello"}
+
+
 def calling(arguments: object, **fields: object) -> Message:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return {"role": "assistant", "tool_calls": [call], **fields}
@@ -54,19 +63,13 @@ def test_the_form_is_the_one_that_a_template_writes(each: str, form: CallForm) -
     assert find_call_form(template_of(each)) == form
 
 
-@pytest.mark.parametrize(("each", "written"), [(each, "city") for each, _ in FORMS[:-3]])
+@pytest.mark.parametrize("each", [each for each, _ in FORMS[:-3]])
 @pytest.mark.parametrize("given", [ARGUMENTS, json.dumps(ARGUMENTS)], ids=["object", "text"])
-def test_calls_are_written_whichever_way_they_are_given(each: str, written: str, given: object) -> None:
-    reader = ChatPromptBuilder(template_of(each), ControlledBytes(), 4096)
-    messages: list[Message] = [
-        {"role": "user", "content": "Hello"},
-        calling(given, content=None),
-        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
-        {"role": "user", "content": "And now?"},
-    ]
-    text = reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0).text
+def test_calls_are_written_whichever_way_they_are_given(each: str, given: object) -> None:
+    result: Message = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
+    text = text_of(each, USER, calling(given, content=None), result, USER)
     assert "[f: " in text
-    assert written in text
+    assert "city" in text
     assert '\\"' not in text
 
 
@@ -84,34 +87,24 @@ def test_no_arguments_are_an_empty_object(arguments: object) -> None:
     assert convert_calls(calling(arguments), CallForm()) == calling("{}")
 
 
-def test_no_calls_are_none() -> None:
-    assert convert_calls({"role": "assistant", "content": "a", "tool_calls": []}, CallForm()) == {
-        "role": "assistant",
-        "content": "a",
-    }
-
-
 @pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", 3, "[" * 100_000])
 def test_arguments_that_the_template_cannot_write_are_told_as_such(arguments: object) -> None:
-    def text_of(each: str) -> str:
-        reader = ChatPromptBuilder(template_of(each), ControlledBytes(), 4096)
-        user: Message = {"role": "user", "content": "Hello"}
-        messages: list[Message] = [user, calling(arguments), user]
-        return reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0).text
-
-    with pytest.raises(InputError, match=r"^message 2 has a call of 'f' with the arguments .*: give a JSON object$"):
-        text_of(EACH.replace("ARGUMENTS", TAGS))
-    assert str(arguments) in text_of(EACH.replace("ARGUMENTS", TEXT))
+    with pytest.raises(InputError, match=r"^message 2 has a call of 'f' with the arguments "):
+        text_of(EACH.replace("ARGUMENTS", TAGS), USER, calling(arguments), USER)
+    assert str(arguments) in text_of(EACH.replace("ARGUMENTS", TEXT), USER, calling(arguments), USER)
 
 
 @pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": None, "tool_calls": []}])
 def test_an_assistant_that_says_nothing_has_an_empty_text(fields: dict[str, object]) -> None:
-    reader = ChatPromptBuilder(template_of("[{{ 'said ' + message.content }}]"), ControlledBytes(), 4096)
-    messages: list[Message] = [{"role": "assistant", **fields}, {"role": "user", "content": "a"}]
-    prompt = reader.prompt(messages, tools=None, params=ChatParams(forget=False), max_tokens=0)
-    assert prompt.text == "[said ][said a]"
+    said: Message = {"role": "assistant", **fields}
+    assert text_of("[{{ 'said ' + message.content }}]", said, USER) == "[said ][said Hello]"
 
 
 def test_a_content_is_kept() -> None:
     assert convert_calls(calling("{}", content="Let me see."), CallForm(content=None))["content"] == "Let me see."
-    assert convert_calls({"role": "assistant"}, CallForm(content="")) == {"role": "assistant"}
+    without: tuple[dict[str, Any], ...] = ({}, {"tool_calls": []})
+    for calls in without:
+        assert convert_calls({"role": "assistant", "content": "a", **calls}, CallForm(content="")) == {
+            "role": "assistant",
+            "content": "a",
+        }

@@ -26,7 +26,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
 from paceline.vocabularies import spelling
-from tests.chat.helpers import control_of, spellings, vocabulary_alone, write_sentencepiece, written
+from tests.chat.conversing import control_of, spellings, vocabulary_alone, write_sentencepiece, written
 from tests.models.helpers import with_last_tokens
 from tests.tiers import by_tier
 from tests.timing import assert_grows_with_length_alone

@@ -25,7 +25,7 @@ from paceline.core.errors import InputError, SamplingError
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
 from paceline.engines.scripted import ScriptedVocabulary
-from tests.chat.helpers import read_message, split_reasoning
+from tests.chat.conversing import read_message, split_reasoning
 
 THINK = ReasoningMarkers("<think>", "</think>")
 CHANNELS = KNOWN_MARKERS[0].markers

@@ -8,6 +8,7 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Iterator
 
 import jinja2
 import pytest
@@ -31,6 +32,15 @@ def short_limit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
         monkeypatch.setattr(template_limits, "MAX_CPU_S", 0.1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_to_collect() -> Iterator[None]:
+    """What other tests left is not looked through while a template is run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @functools.cache
 def excess_s() -> float:
     """Return the processor time that may come on top, for what takes long at once: that of two honest ones as long."""
@@ -44,9 +54,6 @@ def peak_bytes() -> int:
 
 def render(source: str) -> str | PacelineError:
     """Return what a template renders or raises, which takes little time and memory."""
-    gc.collect()
-    # What other tests left is not looked through again.
-    gc.freeze()
     bytes_before, cpu_s = peak_bytes(), time.thread_time()
     result: str | PacelineError
     try:
@@ -54,7 +61,6 @@ def render(source: str) -> str | PacelineError:
     except PacelineError as error:
         result = error
     cpu_s = time.thread_time() - cpu_s
-    gc.unfreeze()
     assert cpu_s < template_limits.MAX_CPU_S + excess_s()
     assert peak_bytes() - bytes_before < MAX_BYTES
     assert not SECRETS.search(str(result))

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 
 from paceline.chat.marked_text import template_marks
 from paceline.chat.messages import read_messages
-from paceline.chat.template import KNOWN_ROLES, ChatTemplate, one_line
+from paceline.chat.template import KNOWN_ROLES, ChatTemplate
 from paceline.core.errors import InputError, ModelFileError
+from tests.chat.conversing import CHATML
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 TOOL = {
     "type": "function",
     "function": {"name": "weather", "description": "Weather <b>now</b> & 'later'", "parameters": {"type": "object"}},
@@ -192,15 +189,8 @@ def test_special_tokens_are_variables_that_a_caller_cannot_forge() -> None:
 
 
 def test_variables_may_have_any_name() -> None:
-    names: dict[str, Any] = {
-        "template": 2,
-        "data": 3,
-        "is_open": 4,
-        "messages": 5,
-        "raise_exception": 6,
-        "range": 7,
-        "self": 8,
-    }
+    words = ("template", "data", "is_open", "messages", "raise_exception", "range", "self")
+    names: dict[str, Any] = {name: number for number, name in enumerate(words, start=2)}
     source = "{{ template }}{{ data }}{{ is_open }}{{ messages[0].content }}{{ raise_exception }}{{ range }}"
     assert template(source).render(read_messages("hi"), **names) == "234hi67"
 
@@ -312,13 +302,13 @@ def test_contents_come_out_as_they_went_in(first: str, second: str, role: str) -
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{% for %}", "is no template: line 1: Expected an expression, got 'end of statement block'"),
-        ("a\n\n{% endif %}", "is no template: line 3: Encountered unknown tag 'endif'"),
-        ("{{ a|nonsense }}", "is no template: line 1: No filter named 'nonsense'"),
-        ("{% generation %}", "is no template: line 1: Unexpected end of template"),
-        ("{% include 'a' %}", "is no template: line 1: chat templates have no tag 'include'"),
-        ("\n{% block a %}{% endblock %}", "is no template: line 2: chat templates have no tag 'block'"),
-        ("{{ " + "1" * 5000 + " }}", "is no template: ValueError: Exceeds the limit"),
+        ("{% for %}", "is no template: line 1: "),
+        ("a\n\n{% endif %}", "is no template: line 3: "),
+        ("{{ a|nonsense }}", "is no template: line 1: "),
+        ("{% generation %}", "is no template: line 1: "),
+        ("{% include 'a' %}", "is no template: line 1: "),
+        ("\n{% block a %}{% endblock %}", "is no template: line 2: "),
+        ("{{ " + "1" * 5000 + " }}", "is no template: ValueError: "),
         ("a" * 70_000, "has more than 65536 characters"),
         ("{{a}}{%if a%}{%endif%}" * 2500, "has more than 8192 names, constants, operations and tags"),
     ],
@@ -337,18 +327,19 @@ def test_what_is_no_template_is_refused(source: str, message: str) -> None:
     [
         ("{{ raise_exception('roles must\n alternate') }}", "refuses these messages: roles must alternate;"),
         ("{{ raise_exception(messages) }}", "refuses these messages: [{'role': 'user', 'content': 'hi'}];"),
-        ("{{ nothing.at_all }}", "fails on these messages: UndefinedError: 'nothing' is undefined;"),
-        ("{{ messages[0].content + 1 }}", "fails on these messages: TypeError: unsupported operand type(s)"),
-        ("{{ 1 // 0 }}", "fails on these messages: ZeroDivisionError: integer division or modulo by zero;"),
-        ("{{ [nothing]|tojson }}", "fails on these messages: TypeError: Object of type Undefined is not JSON"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails on these messages: RecursionError: maximum"),
-        ("{{ '{1}'.format(0) }}", "fails on these messages: IndexError: tuple index out of range;"),
-        ("{{ '%d' % 'a' }}", "fails on these messages: TypeError: %d format: a real number is required"),
-        ("{{ [1, 'a']|sort }}", "fails on these messages: TypeError: '<' not supported"),
-        ("{{ '{' ~ 'a'.format() ~ '{'.format() }}", "fails on these messages: ValueError: Single '{' encountered"),
-        ("{{ [1]|sum(start='') }}", "fails on these messages: TypeError: texts have no sum: join them;"),
         ("{{ raise_exception('x' * 1000) }}", "refuses these messages: " + "x" * 300 + "...;"),
         ("{{ raise_exception('') }}", "refuses these messages: TemplateRefusalError;"),
+        ("{{ nothing.at_all }}", "fails on these messages: UndefinedError: "),
+        ("{{ messages[0].content + 1 }}", "fails on these messages: TypeError: "),
+        ("{{ messages[0].content.items() }}", "fails on these messages: UndefinedError: "),
+        ("{{ 1 // 0 }}", "fails on these messages: ZeroDivisionError: "),
+        ("{{ [nothing]|tojson }}", "fails on these messages: TypeError: "),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails on these messages: RecursionError: "),
+        ("{{ '{1}'.format(0) }}", "fails on these messages: IndexError: "),
+        ("{{ '%d' % 'a' }}", "fails on these messages: TypeError: "),
+        ("{{ [1, 'a']|sort }}", "fails on these messages: TypeError: "),
+        ("{{ '{' ~ 'a'.format() ~ '{'.format() }}", "fails on these messages: ValueError: "),
+        ("{{ [1]|sum(start='') }}", "fails on these messages: TypeError: texts have no sum: join them;"),
     ],
 )
 def test_what_a_template_raises_is_one_line_with_a_way_out(source: str, message: str) -> None:
@@ -361,29 +352,25 @@ def test_what_a_template_raises_is_one_line_with_a_way_out(source: str, message:
     assert line.startswith(f"the chat template of model.gguf {message}")
     assert line.endswith("; change them, or use another (`template_file`)")
     assert "\n" not in line
+    assert "Marked" not in line, "a class of ours"
 
 
 def test_what_reaches_out_is_the_file_s_fault() -> None:
-    with pytest.raises(ModelFileError, match=r"model\.gguf reaches for what is not its own: .*; use another "):
+    with pytest.raises(ModelFileError):
         render("{{ messages.__class__.__mro__ }}")
 
 
 @pytest.mark.parametrize("name", ["tools", "documents", "anything"])
 @pytest.mark.parametrize("value", [[object()], {"a": Path()}, [b"bytes"], print])
 def test_what_json_has_not_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"'{name}' holds a .*: give what JSON has"):
+    with pytest.raises(InputError) as caught:
         template("{{ 1 }}").render(read_messages("hi"), **{name: value})
+    assert caught.value.field == (name if name != "anything" else "template_variables")
 
 
 def test_tools_may_be_objects_as_clients_return_them() -> None:
     dumps = SimpleNamespace(model_dump=lambda: TOOL)
     assert render("{{ tools[0].function.name }}", tools=[dumps]) == "weather"
-
-
-def test_one_line() -> None:
-    assert one_line(ValueError("a\n b.\r\n")) == "a b"
-    assert one_line(ValueError()) == "ValueError"
-    assert one_line(ValueError("x" * 301)) == "x" * 300 + "..."
 
 
 def test_a_template_says_what_it_is() -> None:
@@ -412,10 +399,3 @@ def test_a_template_may_keep_a_queue_in_a_list() -> None:
     template = ChatTemplate(source, origin="a.gguf")
     for _ in range(2):
         assert template.render(messages) == "[f0: one][g1: two]1"
-
-
-@pytest.mark.parametrize("source", ["{{ messages[0].content.items() }}", "{{ messages[0].content + 3 }}"])
-def test_an_error_names_no_class_of_ours(source: str) -> None:
-    with pytest.raises(InputError, match=r"fails on these messages: .*str") as raised:
-        ChatTemplate(source, origin="a test").render([{"role": "user", "content": "a"}])
-    assert "Marked" not in str(raised.value)

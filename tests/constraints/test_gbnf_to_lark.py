@@ -243,7 +243,14 @@ def matches(rules: dict[str, Node], text: str) -> bool:
         (name, start): frozenset() for name in rules for start in range(len(text) + 1)
     }
 
+    known: dict[tuple[int, int], frozenset[int]] = {}
+
     def ends_of(node: Node, start: int) -> frozenset[int]:
+        if (id(node), start) not in known:
+            known[id(node), start] = find_ends(node, start)
+        return known[id(node), start]
+
+    def find_ends(node: Node, start: int) -> frozenset[int]:
         match node:
             case Chars():
                 within = start < len(text) and any(low <= ord(text[start]) <= high for low, high in node.ranges)
@@ -263,7 +270,7 @@ def matches(rules: dict[str, Node], text: str) -> bool:
                     places = after(node.item, places)
                 found = places
                 for _ in range(len(text) + 1 if node.most is None else node.most - node.least):
-                    places = after(node.item, places)
+                    places = after(node.item, places) - found
                     found |= places
                 return found
             case Token():
@@ -275,6 +282,7 @@ def matches(rules: dict[str, Node], text: str) -> bool:
     changed = True
     while changed:
         changed = False
+        known.clear()
         for name, start in ends:
             found = ends_of(rules[name], start)
             changed = changed or found != ends[name, start]

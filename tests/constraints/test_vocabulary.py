@@ -15,7 +15,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.engines.options import ModelOptions
 from paceline.models.embedded import embedded_draft
-from tests.chat.helpers import vocabulary_alone, write_sentencepiece
+from tests.chat.conversing import vocabulary_alone, write_sentencepiece
 
 SCHEMA = {
     "type": "object",

@@ -14,7 +14,7 @@ from paceline.engines.llama_cpp.loading import open_vocabulary
 from paceline.lab.doctor.alignment import align_tokenizers
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.vocabularies.relation import false_ends, relate_vocabularies
-from tests.chat.helpers import vocabulary_alone
+from tests.chat.conversing import vocabulary_alone
 from tests.conftest import SUMMARY_LINES
 
 AS_IS = {("phi-3", "llama-spm"), ("gpt-neox", "mpt"), ("qwen2", "qwen35")}

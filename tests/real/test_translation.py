@@ -16,7 +16,7 @@ from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
 from paceline.vocabularies.alignment import Alignment
 from paceline.vocabularies.mapping import TokenMapping, check_translation
-from tests.chat.helpers import vocabulary_alone
+from tests.chat.conversing import vocabulary_alone
 from tests.conftest import SUMMARY_LINES
 
 VOCABULARIES = ("llama-bpe", "llama-spm", "qwen2", "phi-3", "gpt-2", "deepseek-llm", "starcoder")

@@ -16,7 +16,7 @@ from paceline.chat.template import ChatTemplate
 from paceline.chat.template_sources import find_template
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import open_vocabulary
-from tests.chat.helpers import control_of, spellings, vocabulary_alone
+from tests.chat.conversing import control_of, spellings, vocabulary_alone
 from tests.conftest import SUMMARY_LINES
 from tests.real.conversations import CALLS, PLAIN, SYNTAX, TOOLS, TURNS, UNICODE, assistant, called, system, user
 

@@ -67,8 +67,15 @@ def dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _in_lines(call: Call, line: str) -> str:
+    """Return arguments each in a line, texts as they are and all else as JSON."""
+    return "".join(
+        line.format(key, value if isinstance(value, str) else dumped(value)) for key, value in call[1].items()
+    )
+
+
 def of_hermes(call: Call) -> str:
-    return f'<tool_call>\n{{"name": "{call[0]}", "arguments": {dumped(call[1])}}}\n</tool_call>'
+    return f"<tool_call>\n{of_list(call)}\n</tool_call>"
 
 
 def of_list(call: Call) -> str:
@@ -76,40 +83,33 @@ def of_list(call: Call) -> str:
 
 
 def of_qwen_xml(call: Call) -> str:
-    values = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in call[1].items()
-    }
-    lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    lines = _in_lines(call, "<parameter={}>\n{}\n</parameter>\n")
     return f"<tool_call>\n<function={call[0]}>\n{lines}</function>\n</tool_call>"
 
 
 def of_seed(call: Call) -> str:
-    values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
-    lines = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in values.items())
+    lines = _in_lines(call, "<parameter={}>{}</parameter>\n")
     return f"<seed:tool_call>\n<function={call[0]}>\n{lines}</function>\n</seed:tool_call>"
 
 
 def of_invoke(call: Call) -> str:
-    values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
-    lines = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+    lines = _in_lines(call, '<parameter name="{}">{}</parameter>\n')
     return f'<invoke name="{call[0]}">\n{lines}</invoke>\n'
 
 
 def of_dsml(call: Call) -> str:
-    values = {
-        key: ("true", value) if isinstance(value, str) else ("false", dumped(value)) for key, value in call[1].items()
-    }
     lines = "".join(
-        f'<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>\n'
-        for key, (is_text, value) in values.items()
+        _in_lines(
+            ("", {key: value}),
+            f'<｜DSML｜parameter name="{{}}" string="{json.dumps(isinstance(value, str))}">{{}}</｜DSML｜parameter>\n',
+        )
+        for key, value in call[1].items()
     )
     return f'<｜DSML｜invoke name="{call[0]}">\n{lines}</｜DSML｜invoke>\n'
 
 
 def of_glm(call: Call) -> str:
-    values = {key: value if isinstance(value, str) else dumped(value) for key, value in call[1].items()}
-    lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+    lines = _in_lines(call, "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n")
     return f"<tool_call>{call[0]}\n{lines}</tool_call>"
 
 
@@ -151,6 +151,54 @@ def of_lfm(call: Call) -> str:
     return f"{call[0]}({', '.join(f'{key}={value!r}' for key, value in call[1].items())})"
 
 
+def _of_mistral(call: Call, call_id: str = "") -> str:
+    return f"[TOOL_CALLS]{call[0]}{call_id}[ARGS]{dumped(call[1])}"
+
+
+def _of_kimi(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{dumped(arguments)}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+
+
+def _several(
+    write: Callable[[Call], str], before: str = "", between: str = "\n", behind: str = ""
+) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: f"{before}{between.join(map(write, calls))}{behind}"
+
+
+WRITERS: Final[dict[str, Callable[[Sequence[Call]], str]]] = {
+    "hermes": _several(of_hermes),
+    "qwen-xml": _several(of_qwen_xml),
+    "seed": _several(of_seed),
+    "glm": _several(of_glm),
+    "plain": _several(of_list),
+    "llama": _several(of_llama, between="; "),
+    "mistral": _several(_of_mistral, between=""),
+    "mistral-ids": _several(lambda call: _of_mistral(call, "[CALL_ID]abcdefgh1"), between=""),
+    "mistral-list": _several(lambda call: f'{of_list(call)[:-1]}, "id": "abcdefgh1"}}', "[TOOL_CALLS][", ", ", "]"),
+    "deepseek": _several(of_deepseek, "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
+    "deepseek-r1": _several(of_deepseek_r1, "<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
+    "deepseek-3.2": _several(of_dsml, "<｜DSML｜function_calls>\n", "", "</｜DSML｜function_calls>"),
+    "deepseek-4": _several(of_dsml, "<｜DSML｜tool_calls>\n", "", "</｜DSML｜tool_calls>"),
+    "minimax": _several(of_invoke, "<minimax:tool_call>\n", "", "</minimax:tool_call>"),
+    "gemma": _several(of_gemma, between=""),
+    "gpt-oss": lambda calls: "".join(map(of_gpt_oss, calls)).removesuffix("<|call|>"),
+    "lfm": _several(of_lfm, "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "kimi": lambda calls: f"<|tool_calls_section_begin|>{_of_kimi(calls)}<|tool_calls_section_end|>",
+    "granite": _several(of_list, "<|tool_call|>[", ", ", "]"),
+    "apriel": _several(of_list, "<tool_calls>[", ", ", "]</tool_calls>"),
+    "nemotron": _several(of_list, "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+}
+"""Writes calls and nothing else, by the family."""
+
+
+def written(family: str, *calls: Call) -> str:
+    """Return calls as a family writes them."""
+    return WRITERS[family](calls)
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer, and what it comes to."""
@@ -170,24 +218,26 @@ def _in_turn(family: str, write: Callable[[Call], str], between: str = "\n", **g
     return Answer(family, text, (WEATHER, FILE, TIME), "Let me <see>.", "Which < tool?", **{"markers": THINK, **given})
 
 
-def _told(family: str, before: str, calls: str, after: str, said: str, **given: Any) -> Answer:
-    return Answer(family, before + calls + after, (WEATHER, FILE, TIME), said, **given)
-
-
 _ALL: Final = (WEATHER, FILE, TIME)
 _AFTER: Final = "\nDone, I < hope."
 _SAID: Final = "See:\nDone, I < hope."
 
+
+def _told(family: str, calls: str | None = None) -> Answer:
+    """Return an answer that says something before three calls and behind them."""
+    return Answer(family, f"See:\n{written(family, *_ALL) if calls is None else calls}{_AFTER}", _ALL, _SAID)
+
+
 ANSWERS: Final = (
     _in_turn("hermes", of_hermes),
-    _told("hermes", "See:\n", of_hermes(WEATHER) + of_hermes(FILE) + of_hermes(TIME), _AFTER, _SAID),
+    _told("hermes", "".join(map(of_hermes, _ALL))),
     _in_turn("qwen-xml", of_qwen_xml),
-    _told("qwen-xml", "See:\n", "\n".join(map(of_qwen_xml, _ALL)), _AFTER, _SAID),
+    _told("qwen-xml"),
     _in_turn("seed", of_seed),
-    _told("seed", "See:\n", "\n".join(map(of_seed, _ALL)), _AFTER, _SAID),
+    _told("seed"),
     _in_turn("glm", of_glm),
-    _told("glm", "See:\n", "\n".join(map(of_glm, _ALL)), _AFTER, _SAID),
-    Answer("llama", "; ".join(map(of_llama, _ALL)), _ALL, ""),
+    _told("glm"),
+    Answer("llama", written("llama", *_ALL), _ALL, ""),
     Answer("llama", "<|python_tag|>" + of_llama(FILE) + "\n", (FILE,), ""),
     Answer("llama", f"<think>Hm.</think>\n\n{of_llama(WEATHER)}{_AFTER}", (WEATHER,), _AFTER, "Hm.", markers=THINK),
     Answer(
@@ -206,13 +256,7 @@ ANSWERS: Final = (
         _AFTER,
         ids=("abcdefg12", ""),
     ),
-    Answer(
-        "mistral-ids",
-        "See:" + "".join(f"[TOOL_CALLS]{name}[CALL_ID]abcdefgh1[ARGS]{dumped(given)}" for name, given in _ALL),
-        _ALL,
-        "See:",
-        ids=3 * ("abcdefgh1",),
-    ),
+    Answer("mistral-ids", "See:" + written("mistral-ids", *_ALL), _ALL, "See:", ids=3 * ("abcdefgh1",)),
     Answer(
         "mistral-list", f"See [a]:\n[TOOL_CALLS] [{', '.join(map(of_list, _ALL))}]{_AFTER}", _ALL, f"See [a]:{_AFTER}"
     ),
@@ -225,31 +269,12 @@ ANSWERS: Final = (
     ),
     _in_turn("deepseek", of_deepseek_r1),
     _in_turn("deepseek-r1", of_deepseek_r1),
-    *(
-        _told(f"deepseek-{version}", "See:\n\n", f"{before}\n{''.join(map(of_dsml, _ALL))}{after}", _AFTER, _SAID)
-        for version, before, after in (
-            ("3.2", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-            ("4", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
-        )
-    ),
+    _told("deepseek-3.2"),
+    _told("deepseek-4"),
     _in_turn("minimax", of_invoke, ""),
-    _told(
-        "minimax", "See:", f"<minimax:tool_call>\n{''.join(map(of_invoke, _ALL))}</minimax:tool_call>", _AFTER, _SAID
-    ),
-    _told(
-        "deepseek",
-        "See:\n",
-        f"<｜tool▁calls▁begin｜>{''.join(map(of_deepseek, _ALL))}<｜tool▁calls▁end｜>",
-        _AFTER,
-        _SAID,
-    ),
-    _told(
-        "deepseek",
-        "See:\n",
-        f"<｜tool▁calls▁begin｜>{chr(10).join(map(of_deepseek_r1, _ALL))}<｜tool▁calls▁end｜>",
-        _AFTER,
-        _SAID,
-    ),
+    _told("minimax"),
+    _told("deepseek"),
+    _told("deepseek", written("deepseek-r1", *_ALL)),
     Answer(
         "gemma",
         f"<|channel>thought\nWhich <|?<channel|>See:{''.join(map(of_gemma, _ALL))}{_AFTER}",
@@ -275,11 +300,10 @@ ANSWERS: Final = (
         "",
         markers=OF_GPT_OSS,
     ),
-    _told("lfm", "See:\n", f"<|tool_call_start|>[{', '.join(map(of_lfm, _ALL))}]<|tool_call_end|>", _AFTER, _SAID),
+    _told("lfm"),
     Answer(
         "lfm",
-        f"<think>Hm.</think><|tool_call_start|>[{of_lfm(TIME)}]<|tool_call_end|>"
-        f"<|tool_call_start|>[{of_lfm(FILE)}]<|tool_call_end|>",
+        f"<think>Hm.</think>{written('lfm', TIME)}{written('lfm', FILE)}",
         (TIME, FILE),
         "",
         "Hm.",
@@ -287,22 +311,16 @@ ANSWERS: Final = (
     ),
     Answer(
         "kimi",
-        "<think>Which?</think>See:\n<|tool_calls_section_begin|>"
-        + "".join(
-            f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(arguments)}"
-            "<|tool_call_end|>"
-            for index, (name, arguments) in enumerate(_ALL)
-        )
-        + f"<|tool_calls_section_end|>{_AFTER}",
+        f"<think>Which?</think>See:\n{written('kimi', *_ALL)}{_AFTER}",
         _ALL,
         _SAID,
         "Which?",
         THINK,
         ("functions.get_weather:0", "functions.write_file:1", "functions.get_time:2"),
     ),
-    _told("granite", "See:\n", f"<|tool_call|>[{', '.join(map(of_list, _ALL))}]", _AFTER, _SAID),
-    _told("apriel", "See:\n", f"<tool_calls>[{', '.join(map(of_list, _ALL))}]</tool_calls>", _AFTER, _SAID),
-    _told("nemotron", "See:\n", f"<TOOLCALL>[{', '.join(map(of_list, _ALL))}]</TOOLCALL>", _AFTER, _SAID),
+    _told("granite"),
+    _told("apriel"),
+    _told("nemotron"),
     Answer("plain", "".join(map(of_list, _ALL)), _ALL, ""),
     Answer("plain", f"<think>Hm.</think>\n{of_list(FILE)}\n{of_list(TIME)}", (FILE, TIME), "", "Hm.", markers=THINK),
     Answer("plain", f"{of_list(WEATHER)}{_AFTER}", (WEATHER,), _AFTER),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,21 +21,13 @@ from tests.chat.tool_calls.answers import (
     TOOLS,
     WEATHER,
     Answer,
-    Call,
     Message,
     added,
-    of_dsml,
-    of_gemma,
-    of_glm,
     of_hermes,
-    of_invoke,
-    of_lfm,
-    of_llama,
-    of_qwen_xml,
-    of_seed,
     parser_of,
     read,
     tool,
+    written,
 )
 from tests.tiers import by_tier
 from tests.timing import assert_grows_with_length_alone
@@ -61,8 +52,7 @@ def whole(family: str, text: str, tools: Sequence[dict[str, Any]] = TOOLS) -> Me
     """Return what a text comes to, checked to be the same in pieces of one character."""
     parser = parser_of(family, tools)
     message = added([*parser.push(text), *parser.finish()])
-    parser = parser_of(family, tools)
-    assert added([*(delta for character in text for delta in parser.push(character)), *parser.finish()]) == message
+    assert by_characters(parser_of(family, tools), text) == message
     return message
 
 
@@ -199,9 +189,8 @@ def test_strings_may_spell_the_marks_of_a_format() -> None:
         "write_file",
         {"path": "</tool_call>", "text": '}</tool_call>\n<tool_call>{"name": "\x1e"}', "n": ["[TOOL_CALLS]"]},
     )
-    assert whole("hermes", of_hermes(call)).called == [call]
-    assert whole("llama", of_llama(call)).called == [call]
-    assert whole("mistral", f"[TOOL_CALLS]write_file[ARGS]{json.dumps(call[1])}").called == [call]
+    for family in ("hermes", "llama", "mistral"):
+        assert whole(family, written(family, call)).called == [call]
     # A line break that the model did not escape.
     assert whole("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}').called == [("f", {"a": "x\ny"})]
 
@@ -222,28 +211,25 @@ def test_many_marks_without_a_call_take_no_time() -> None:
 
 
 def test_arguments_become_what_the_schema_says() -> None:
-    written = (
+    spelled = (
         "write_file",
         {"path": "1", "text": "true", "ratio": "2.5", "is_draft": "false", "options": '{"tags": []}'},
     )
     meant = ("write_file", {"path": "1", "text": "true", "ratio": 2.5, "is_draft": False, "options": {"tags": []}})
-    assert whole("qwen-xml", of_qwen_xml(written)).called == [meant]
-    assert whole("glm", of_glm(written)).called == [meant]
-    assert whole("llama", of_llama(written)).called == [meant]
-    assert whole("hermes", of_hermes(written)).called == [meant]
-    assert whole("qwen-xml", of_qwen_xml(("other", {"n": "1"}))).called == [("other", {"n": "1"})]
+    for family in ("qwen-xml", "glm", "llama", "hermes"):
+        assert whole(family, written(family, spelled)).called == [meant]
+    assert whole("qwen-xml", written("qwen-xml", ("other", {"n": "1"}))).called == [("other", {"n": "1"})]
 
 
 def test_lines_and_spaces_of_a_text_argument_are_kept() -> None:
     call = ("write_file", {"path": "a", "text": "\n  def f():\n    pass\n\n"})
-    assert whole("qwen-xml", of_qwen_xml(call)).called == [call]
-    assert whole("glm", of_glm(call)).called == [call]
+    for family in ("qwen-xml", "glm"):
+        assert whole(family, written(family, call)).called == [call]
     call = ("write_file", {"path": "a", "text": "  def f():\n    pass\n\n"})
-    assert whole("seed", of_seed(call)).called == [call]
+    assert whole("seed", written("seed", call)).called == [call]
     call = ("write_file", {"path": "a", "text": "</parameter> </arg_value> of <parameter=x> </function>"})
-    assert whole("qwen-xml", of_qwen_xml(call)).called == [call]
-    assert whole("glm", of_glm(call)).called == [call]
-    assert whole("minimax", of_invoke(call)).called == [call]
+    for family in ("qwen-xml", "glm", "minimax"):
+        assert whole(family, written(family, call)).called == [call]
     # Models of this family write line breaks in strings as they are.
     text = """<|tool_call_start|>[write_file(path="a", text='x\n"y\\'"\n')]<|tool_call_end|>"""
     assert whole("lfm", text).called == [("write_file", {"path": "a", "text": 'x\n"y\'"\n'})]
@@ -273,17 +259,9 @@ BEHIND["function"]["parameters"]["$defs"] = {
     "Text": {"type": "string"},
     "Inner": {"type": "object", "properties": {"f": {"$ref": "#/$defs/Inner"}}},
 }
-OF_TEXTS: dict[str, Callable[[Call], str]] = {
-    "qwen-xml": of_qwen_xml,
-    "seed": of_seed,
-    "glm": of_glm,
-    "minimax": of_invoke,
-    "deepseek-3.2": of_dsml,
-    "deepseek-4": of_dsml,
-}
 
 
-@pytest.mark.parametrize("family", OF_TEXTS)
+@pytest.mark.parametrize("family", TAGGED)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -293,7 +271,7 @@ OF_TEXTS: dict[str, Callable[[Call], str]] = {
 )
 def test_values_are_of_the_types_behind_references(family: str, arguments: dict[str, Any]) -> None:
     call = ("f", arguments)
-    assert whole(family, OF_TEXTS[family](call), [BEHIND]).called == [call]
+    assert whole(family, written(family, call), [BEHIND]).called == [call]
 
 
 MANY_CHOICES = {"anyOf": [{"anyOf": [{"const": row * 80 + i} for i in range(80)]} for row in range(80)]}
@@ -319,7 +297,7 @@ def test_a_value_is_what_the_model_says_it_is() -> None:
     """DeepSeek's tags tell texts from all else."""
     asked = [tool("f", {"a": {"type": ["string", "null", "integer"]}, "b": {}})]
     for call in (("f", {"a": "null"}), ("f", {"a": None}), ("f", {"a": "5"}), ("f", {"a": 5}), ("f", {"b": [1]})):
-        assert whole("deepseek-4", of_dsml(call), asked).called == [call]
+        assert whole("deepseek-4", written("deepseek-4", call), asked).called == [call]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +327,7 @@ def test_a_value_is_what_the_model_says_it_is() -> None:
 @pytest.mark.parametrize("family", ["qwen-xml", "glm", "minimax"])
 def test_a_text_is_what_its_schema_says(family: str, schema: dict[str, Any], text: str, value: Any) -> None:
     asked = [tool("f", {"a": schema})]
-    assert whole(family, OF_TEXTS[family](("f", {"a": text})), asked).called == [("f", {"a": value})]
+    assert whole(family, written(family, ("f", {"a": text})), asked).called == [("f", {"a": value})]
 
 
 def test_a_text_in_quotes_is_a_text() -> None:
@@ -357,12 +335,8 @@ def test_a_text_in_quotes_is_a_text() -> None:
         tool("f", {"a": {"type": ["string", "integer"]}, "b": {"type": ["string", "null"]}, "n": {"type": "integer"}})
     ]
     call = ("f", {"a": "5", "b": "null"})
-    for family, text in (
-        ("hermes", of_hermes(call)),
-        ("gemma", of_gemma(call)),
-        ("lfm", f"<|tool_call_start|>[{of_lfm(call)}]<|tool_call_end|>"),
-    ):
-        assert whole(family, text, asked).called == [call]
+    for family in ("hermes", "gemma", "lfm"):
+        assert whole(family, written(family, call), asked).called == [call]
     # What is no text by its schema is what the text spells.
     assert whole("hermes", of_hermes(("f", {"n": "5"})), asked).called == [("f", {"n": 5})]
 
@@ -418,8 +392,7 @@ def test_the_half_of_a_call_that_had_to_be_is_left_out_behind_a_whole_one(family
     asked = [tool("f", {"text": {}}, ["text"])]
 
     def read_required(answer: str) -> Message:
-        parser = ToolCallParser(BY_NAME[family], asked, required=True)
-        return added([*(delta for character in answer for delta in parser.push(character)), *parser.finish()])
+        return by_characters(ToolCallParser(BY_NAME[family], asked, required=True), answer)
 
     message = read_required(text + cut_off)
     assert (message.content, message.called) == ("", [("f", {"text": "a"})])
@@ -584,27 +557,4 @@ def test_a_model_that_writes_the_same_on_and_on_takes_no_time(family: str, begin
 
 def _with_argument(family: str, value: str) -> str:
     """Return an answer of a family with one call that has a long argument."""
-    tag = json.dumps({"text": value})
-    return {
-        "hermes": of_hermes(("f", {"text": value})),
-        "qwen-xml": of_qwen_xml(("f", {"text": value})),
-        "seed": of_seed(("f", {"text": value})),
-        "glm": of_glm(("f", {"text": value})),
-        "llama": of_llama(("get_time", {"text": value})),
-        "mistral": f"[TOOL_CALLS]f[ARGS]{tag}",
-        "mistral-ids": f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{tag}",
-        "mistral-list": f'[TOOL_CALLS][{{"name": "f", "arguments": {tag}}}]',
-        "deepseek": f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{tag}<｜tool▁call▁end｜>",
-        "deepseek-r1": f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{tag}\n```<｜tool▁call▁end｜>",
-        "deepseek-3.2": of_dsml(("f", {"text": value})),
-        "deepseek-4": of_dsml(("f", {"text": value})),
-        "minimax": of_invoke(("f", {"text": value})),
-        "gemma": f'<|tool_call>call:f{{text:<|"|>{value}<|"|>}}<tool_call|>',
-        "gpt-oss": f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{tag}",
-        "lfm": f"<|tool_call_start|>[f(text={value!r})]<|tool_call_end|>",
-        "kimi": f"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{tag}<|tool_call_end|>",
-        "granite": f'<|tool_call|>[{{"name": "f", "arguments": {tag}}}]',
-        "apriel": f'<tool_calls>[{{"name": "f", "arguments": {tag}}}]</tool_calls>',
-        "nemotron": f'<TOOLCALL>[{{"name": "f", "arguments": {tag}}}]</TOOLCALL>',
-        "plain": f'{{"name": "get_time", "arguments": {tag}}}',
-    }[family]
+    return written(family, ("get_time" if family in ("llama", "plain") else "f", {"text": value}))
