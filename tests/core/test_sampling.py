@@ -605,7 +605,7 @@ def test_a_seed_of_which_all_bits_are_set_is_drawn(given: int) -> None:
         ({"logit_bias": {-3: 1.0}}, "logit bias 1.0 for token -3"),
         ({"order": ("top_k", "magic")}, "processor order top_k,magic"),
         ({"order": ("top_k", "top_k")}, "processor order top_k,top_k"),
-        ({"order": ("top_a",)}, "processor order top_a"),
+        ({"order": ("top_nonsense",)}, "processor order top_nonsense"),
         ({"top_n_sigma": math.inf}, "top-n-sigma inf"),
         ({"typical_p": 1.5}, "typical-p 1.5"),
         ({"dynatemp_range": -0.5}, "dynatemp range -0.5"),

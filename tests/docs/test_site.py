@@ -105,7 +105,7 @@ def test_a_site_is_searched_for_links_that_lead_nowhere(tmp_path: Path) -> None:
     assert faults(tmp_path / "empty") == [f"{tmp_path / 'empty'}: there are no pages"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_of_pages_beside_the_site_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):

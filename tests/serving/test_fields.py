@@ -297,7 +297,7 @@ REFUSED: Final[dict[str, list[Any]]] = {
     "n": [0, 4, "2"],
     "n_cmpl": [4],
     "stop": [5, [5], ["a", "b", "c"]],
-    "samplers": ["q", ["top_a"], ["nucleus", "Top-P"], 5, "k" * (MAX_TEXTS + 1)],
+    "samplers": ["q", ["top_nonsense"], ["nucleus", "Top-P"], 5, "k" * (MAX_TEXTS + 1)],
     "typical_p": [1.1],
     "top_n_sigma": ["1"],
     "dynatemp_range": [-1],

@@ -78,8 +78,10 @@ def build_drafters(
             drafters.append(_draft_drafter(target.vocabulary, draft, draft_pool, tokens))
         elif name == "suffix":
             drafters.append(SuffixDrafter())
-        else:
+        elif name == "lookup":
             drafters.append(LookupDrafter())
+        else:
+            raise AssertionError(f"{name}: a name of no drafter")
     return drafters
 
 
