@@ -13,13 +13,18 @@ from paceline.engines.options import EngineName, ModelOptions
 from paceline.planning.disk_cache import model_key, pair_key
 
 
-@pytest.mark.parametrize(("name", "package"), [("llama_cpp", "llama_cpp"), ("torch_hf", "torch")])
-def test_the_key_changes_with_the_version_of_the_engines_package(
-    name: EngineName, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(package)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + bytes(1000))
+    return path
+
+
+@pytest.mark.parametrize(("name", "package"), [("llama_cpp", "llama_cpp"), ("torch_hf", "torch")])
+def test_the_key_changes_with_the_version_of_the_engines_package(
+    name: EngineName, package: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package)
     options = ModelOptions(path, engine=name)
     one = pair_key(engine_of(), options)
     assert pair_key(engine_of(), options) == one
@@ -29,9 +34,7 @@ def test_the_key_changes_with_the_version_of_the_engines_package(
     assert "0.0.1" in other.facts["target"]["build"]
 
 
-def test_a_third_engine_says_its_own_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + bytes(1000))
+def test_a_third_engine_says_its_own_build(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ModelOptions(path, engine="llama_cpp")
     object.__setattr__(options, "engine", "third")  # as if it were in the table of engines
     with pytest.raises(ModuleNotFoundError, match="third"):
@@ -40,10 +43,8 @@ def test_a_third_engine_says_its_own_build(tmp_path: Path, monkeypatch: pytest.M
     assert model_key(options).facts["model"]["build"] == "third 3.0"
 
 
-def test_what_was_kept_without_amx_is_not_taken_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_kept_without_amx_is_not_taken_with_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llama_cpp")
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + bytes(1000))
     options = ModelOptions(path, engine="llama_cpp")
     names = []
     for features in (b"CPU : AVX512 = 1 | REPACK = 1 | ", b"CPU : AVX512 = 1 | AMX_INT8 = 1 | REPACK = 1 | "):
@@ -52,10 +53,8 @@ def test_what_was_kept_without_amx_is_not_taken_with_it(tmp_path: Path, monkeypa
     assert len(set(names)) == 4
 
 
-def test_what_was_measured_with_a_cache_of_other_types_is_another_entry(tmp_path: Path) -> None:
+def test_what_was_measured_with_a_cache_of_other_types_is_another_entry(path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + bytes(1000))
     usual = ModelOptions(path, engine="llama_cpp")
     others = [
         ModelOptions(path, engine="llama_cpp", cache_type_k="f16", cache_type_v="f16"),

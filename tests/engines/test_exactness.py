@@ -15,9 +15,9 @@ from tests.tiers import some_long
 import paceline
 from paceline.conversion.convert import folder_to_gguf, gguf_to_folder
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, InputError
+from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
-from paceline.engines.exactness import EXACT_TO, check_exact
+from paceline.engines.exactness import EXACT_TO, check_exact, read_rows
 from paceline.engines.loading import open_engine
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
@@ -217,3 +217,56 @@ def test_what_goes_against_it_is_refused() -> None:
     pytest.importorskip("torch", reason="needs paceline[torch]")
     with pytest.raises(CapabilityError, match=r"exactness \(`exact`\) means nothing to torch_hf"):
         open_engine(ModelOptions(".", engine="torch_hf", exact=True))
+
+
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+class NotingEngine(ScriptedEngine):
+    """Notes how many rows each pass has."""
+
+    def __init__(self) -> None:
+        model = random_model(SIZE, seed=1)
+        super().__init__(model, ScriptedVocabulary.of_size(SIZE), max_sequences=1, max_rows=4)
+        self.model = model
+        self.passes: list[int] = []
+
+    def forward(self, steps: Sequence[Step]) -> ScriptedOutput:
+        self.passes.append(sum(len(step.token_ids) for step in steps))
+        return super().forward(steps)
+
+
+@pytest.mark.parametrize(
+    ("width", "num_prompt", "passes"),
+    [(1, 0, [1] * 10), (4, 0, [4, 4, 2]), (3, 6, [4, 2, 3, 1]), (1, 9, [4, 4, 1, 1])],
+)
+def test_the_rows_are_the_text_s_whatever_the_passes(width: int, num_prompt: int, passes: list[int]) -> None:
+    engine = NotingEngine()
+    rows = list(read_rows(engine, TEXT, width, num_prompt=num_prompt))
+    assert engine.passes == passes
+    assert len(rows) == len(TEXT)
+    for index, row in enumerate(rows):
+        np.testing.assert_allclose(row, engine.model(tuple(TEXT[: index + 1])), rtol=1e-6)
+    engine.open()  # the only sequence is free again
+
+
+def test_the_last_rows_alone_and_what_is_done_before_passes_behind_the_prompt() -> None:
+    engine = NotingEngine()
+    before: list[int] = []
+    wanted = read_rows(
+        engine, TEXT, 2, num_prompt=5, first_wanted=7, before_pass=lambda: before.append(len(engine.passes))
+    )
+    rows = list(wanted)
+    assert engine.passes == [4, 1, 2, 2, 1]
+    assert before == [2, 3, 4]
+    np.testing.assert_allclose(rows, [engine.model(tuple(TEXT[:length])) for length in (8, 9, 10)], rtol=1e-6)
+
+
+def test_a_reading_that_is_abandoned_leaves_no_sequence_open() -> None:
+    engine = NotingEngine()
+    rows = read_rows(engine, TEXT, 1)
+    next(rows)
+    rows.close()
+    with pytest.raises(ClosedError):
+        engine.length(0)
+    engine.open()

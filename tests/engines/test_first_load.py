@@ -207,28 +207,32 @@ def test_a_file_that_is_refused_is_not_noted(started: list[Any], tmp_path: Path)
         assert len(started) == tries
 
 
-@pytest.mark.parametrize("note", ["a folder", "no folder"])
-def test_where_nothing_can_be_noted_it_is_loaded_all_the_same(started: list[Any], tmp_path: Path, note: str) -> None:
-    path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
-    if note == "no folder":
-        (tmp_path / "cache").write_text("in the way")
-    else:
-        noted = first_load._note(native.check_model_file(path))
-        assert noted is not None
-        noted.mkdir(parents=True)
-    check(path)
-    assert len(started) == 1
-
-
-def test_where_no_file_can_be_written_it_is_loaded_all_the_same(
-    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_the_way", ["of a note", "of the folder", "of any file", "of a process"])
+def test_where_nothing_can_be_noted_or_started_it_is_loaded_all_the_same(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_the_way: str
 ) -> None:
-    """As in a container that may only read."""
     path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
-    monkeypatch.setenv("PACELINE_CACHE", str(path / "no folder"))
+    programs: list[str] = []
+    match in_the_way:
+        case "of a note":
+            noted = first_load._note(native.check_model_file(path))
+            assert noted is not None
+            noted.mkdir(parents=True)
+        case "of the folder":
+            (tmp_path / "cache").write_text("in the way")
+        case "of any file":  # as in a container that may only read
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+            monkeypatch.setenv("PACELINE_CACHE", str(path / "no folder"))
+        case _:
+            programs = [str(tmp_path / "nothing"), ""]
+    for program in programs:
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.engines.llama_cpp.first_load.sys.executable", program)
+            check(path)
+            first_load._checked.clear()
     check(path)
-    assert len(started) == 1
+    # Nothing was noted of what could not be started.
+    assert len(started) == (2 if programs else 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere this is counted otherwise")
@@ -251,21 +255,6 @@ def test_weights_that_no_token_is_decoded_with_are_not_read(
     words = [sys.executable, "-I", "-S", "-c", measure, *arguments]
     used = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
     assert int(used) < 256 << 10  # KiB
-
-
-def test_where_no_process_can_be_started_it_is_loaded_all_the_same(
-    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_model(tmp_path / "model.gguf", "llama", tokenizer="bytes")
-    with monkeypatch.context() as patch:
-        patch.setattr("paceline.engines.llama_cpp.first_load.sys.executable", str(tmp_path / "nothing"))
-        check(path)
-        patch.setattr("paceline.engines.llama_cpp.first_load.sys.executable", "")
-        first_load._checked.clear()
-        check(path)
-    first_load._checked.clear()
-    check(path)
-    assert len(started) == 2  # nothing was noted before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no limit to a process's time")

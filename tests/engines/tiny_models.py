@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.models.helpers import finish
 
 VOCABULARY_SIZE = 96
 """Of the models that :func:`write_model` makes."""
@@ -42,11 +43,7 @@ def _write(
     add_tokenizer(writer)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def _drawn(rng: np.random.Generator, shapes: Shapes, embedding: float | None = 0.5) -> dict[str, Any]:

@@ -19,6 +19,15 @@ import numpy as np
 from paceline.models.embedded import embedded_draft
 
 
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Have a writer write all that it was given."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def write_gguf(path: Path, architecture: str = "llama", **metadata: str | int | float | bool | list[int]) -> Path:
     """Write a GGUF file with 96 F16 weights, 8 F32 ones and a vocabulary of three; ``__`` in keys is a dot."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -39,11 +48,7 @@ def write_gguf(path: Path, architecture: str = "llama", **metadata: str | int | 
                 writer.add_array(name, value)
     writer.add_tensor("token_embd.weight", np.ones((3, 32), np.float16))
     writer.add_tensor("output_norm.weight", np.ones(8, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 @cache
@@ -72,11 +77,7 @@ def edited_gguf(destination: Path, edits: dict[str, Any], source: Path | None = 
             writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return destination
+    return finish(writer, destination)
 
 
 @cache

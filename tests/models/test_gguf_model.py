@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import ModelFileError
 from paceline.models.embedded import embedded_draft
 from paceline.models.gguf_model import is_later_part, part_paths, read_gguf_model
-from tests.models.helpers import split_gguf, write_gguf
+from tests.models.helpers import finish, split_gguf, write_gguf
 
 
 def refusal(path: Path) -> str:
@@ -78,10 +78,7 @@ def add_on(path: Path, kind: str | None, architecture: str | None) -> Path:
         writer.kv_data[0].pop("general.architecture", None)
     if kind is not None:
         writer.add_type(kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from paceline.core.errors import ModelWarning
 from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from tests.models.helpers import edited_gguf, split_gguf, write_folder, write_gguf
+from tests.models.helpers import edited_gguf, finish, split_gguf, write_folder, write_gguf
 
 Add = Callable[[gguf.GGUFWriter], object]
 
@@ -25,10 +25,7 @@ def gguf_with(path: Path, *add: Add) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     for add_one in add:
         add_one(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def folder_with(path: Path, **said: Any) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.helpers import finish
 
 from paceline.core.errors import CapabilityError
 from paceline.engines.streaming import layout as layout_module
@@ -73,11 +74,7 @@ def _written(path: Path, shapes: dict[str, int], *, experts: int = 0) -> Path:
         writer.add_expert_count(experts)
     for name, size in shapes.items():
         writer.add_tensor(name, np.zeros(size, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def test_tensors_that_lie_apart_are_read_apart(tmp_path: Path) -> None:

@@ -46,3 +46,8 @@ def test_options_say_which_of_them_is_out_of_range(settings: dict[str, Any]) -> 
     with pytest.raises(InputError, match=rf"`{name}`.* is {settings[name]}, but must be from") as caught:
         ModelOptions("m", **settings)
     assert caught.value.field == name
+
+
+def test_fused_attention_is_no_word_of_the_command_line() -> None:
+    with pytest.raises(InputError, match="flash_attention is 'off': give True, False, or None"):
+        ModelOptions("model.gguf", flash_attention="off")  # type: ignore[arg-type]
