@@ -2,6 +2,6 @@
 
 ``python -m benchmarks pair`` runs it. One text follows the files like this: ``command.py`` cuts prompts from the
 held-out texts, ``evaluation.py`` takes each through every measurement, ``logit_rows.py`` reads given
-tokens with both models, ``live.py`` lets the pair write, :mod:`paceline.lab.doctor.measures` turns counts into figures,
+tokens with both models, ``live.py`` lets the pair write, :mod:`paceline.lab.intervals` turns counts into figures,
 ``report.py`` shows them.
 """

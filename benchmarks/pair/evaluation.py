@@ -22,8 +22,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
-from paceline.lab.doctor.measures import ALL, Depth, Tally, depths
-from paceline.lab.intervals import Ratio, Share
+from paceline.lab.intervals import ALL, Depth, Ratio, Share, Tally, depths
 from paceline.lab.task import is_repetitive
 
 CONTEXT_TOKENS = 512

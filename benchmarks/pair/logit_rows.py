@@ -10,8 +10,7 @@ import numpy as np
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.engines.base import Engine
-from paceline.lab.doctor.agreement import fit_width, read_predicting_rows
-from paceline.lab.doctor.measures import coupled_acceptance
+from paceline.lab.doctor.agreement import coupled_acceptance, fit_width, read_predicting_rows
 
 
 @dataclass(frozen=True, slots=True)

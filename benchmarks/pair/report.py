@@ -22,8 +22,7 @@ from benchmarks.pair.evaluation import (
     Setting,
 )
 from paceline.core.params import SamplingParams
-from paceline.lab.doctor.measures import ALL
-from paceline.lab.intervals import Ratio, Share
+from paceline.lab.intervals import ALL, Ratio, Share
 from paceline.lab.task import LOOPING_BELOW
 
 _NONE = "-"

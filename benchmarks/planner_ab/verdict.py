@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from paceline.lab.intervals import bootstrap
+
 MIN_OVERALL: Final = 0.995
 """Lower end of the 95 % interval of the geometric mean over all answers, and"""
 MIN_CELL: Final = 0.985
@@ -113,8 +115,7 @@ def figures(answers: Sequence[Answer]) -> Figures:
         new_low += is_new_low
         more[text] += is_new_low - is_old_low
     by_text = np.array([sum(values) / len(values) for values in logs.values()])
-    chosen = np.random.default_rng(_SEED).integers(len(by_text), size=(DRAWS, len(by_text)))
-    low, high = np.quantile(by_text[chosen].mean(axis=1), (0.025, 0.975))
+    low, high = bootstrap(by_text, lambda drawn: drawn.mean(axis=1), _SEED, DRAWS)
     return Figures(
         answers=len(answers),
         texts=len(by_text),

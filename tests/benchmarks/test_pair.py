@@ -37,7 +37,7 @@ from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.scripted import LogitFunction
-from paceline.lab.doctor.measures import ALL
+from paceline.lab.intervals import ALL
 from paceline.models.embedded import HELDOUT_KINDS
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.lab.doctor.helpers import VOCAB, engine, noisy_model, some_tokens

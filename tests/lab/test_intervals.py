@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.lab.intervals import _student_t, estimate, quotient, ratio, share
+from paceline.lab.intervals import ALL, Tally, _student_t, depths, estimate, quotient, ratio, share
 
 
 def test_of_equal_values_the_interval_is_a_point() -> None:
@@ -96,6 +96,34 @@ class TestShares:
 
     def test_share_of_nothing(self) -> None:
         assert share(0, 0).value is None
+
+
+class TestTally:
+    def test_pools_kinds(self) -> None:
+        tally = Tally()
+        tally.add("code", 3, 4)
+        tally.add("logs", 1, 4)
+        ratios = tally.ratios()
+        assert {group: value.value for group, value in ratios.items()} == {"code": 0.75, "logs": 0.25, ALL: 0.5}
+
+
+class TestDepths:
+    def test_chains_shares(self) -> None:
+        chain = depths([[(6, 10), (2, 10)], [(3, 6), (1, 2)], [(0, 3), (1, 1)]])
+        assert [at_depth.depth for at_depth in chain] == [1, 2, 3]
+        assert [at_depth.accepted.value for at_depth in chain] == [0.4, 0.5, 0.25]
+        assert [at_depth.survival for at_depth in chain] == pytest.approx([0.4, 0.2, 0.05])
+
+    def test_error_leaves_out_text_after_text(self) -> None:
+        first, second = depths([[(6, 10), (2, 10)], [(3, 6), (2, 2)]])
+        # Two texts: each survival without the other is that text's own; the error is half their distance.
+        assert first.survival_error == pytest.approx((0.6 - 0.2) / 2)
+        assert second.survival_error == pytest.approx((0.6 * 0.5 - 0.2 * 1.0) / 2)
+
+    def test_depth_that_was_never_reached(self) -> None:
+        chain = depths([[(0, 10), (0, 5)], [(0, 0), (0, 0)], [(0, 0), (0, 0)]])
+        assert chain[0].survival == 0.0
+        assert (chain[1].accepted.value, chain[1].survival, chain[2].survival) == (None, None, None)
 
 
 @pytest.mark.parametrize("texts", [3, 4, 12])

@@ -28,12 +28,11 @@ from paceline.engines.threads import usable_cores
 from paceline.environment import ModelChoice
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.candidates import Candidate, Skipped, find_candidates
-from paceline.lab.doctor.diagnosis_json import diagnosis_json, model_json
 from paceline.lab.doctor.examiner import Diagnosis, Examiner
 from paceline.lab.doctor.export import ALL as ALL_PROGRAMS
 from paceline.lab.doctor.export import PROGRAMS, check_program
 from paceline.lab.doctor.report import Candidate as Examined
-from paceline.lab.doctor.report import advise, build_report
+from paceline.lab.doctor.report import advise, build_report, candidate_json, model_json
 from paceline.lab.doctor.samples import file_samples, heldout_samples
 from paceline.lab.report import print_report, render_page
 from paceline.machine import machine
@@ -206,7 +205,7 @@ def doctor(
         "seed": seed,
         "text": None if text is None else str(text),
         "machine": machine(target_options.threads or usable_cores()),
-        "candidates": [diagnosis_json(each.diagnosis, each.advice, each.exports) for each in ranked],
+        "candidates": [candidate_json(each) for each in ranked],
         "skipped": [dataclasses.asdict(each) for each in skipped],
         "ended_by": "done" if is_whole else "interrupt",
     }

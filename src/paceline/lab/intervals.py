@@ -1,20 +1,25 @@
-"""Figures with 95% intervals: each method, and the data that it is for.
+"""Figures with how far they can be trusted: each method, and the data that it is for.
 
-================  =====================================================  ======================================
-function          data                                                   method
-================  =====================================================  ======================================
-:func:`estimate`  few noisy ratios, such as those of a bench's laps      percentile bootstrap of the median
-:func:`share`     texts that have a property, of all texts               Wilson
-:func:`ratio`     a sum over a count, both gathered text by text         ratio estimator, texts as the units
-:func:`quotient`  two sums over few texts, such as seconds               Student's t of the logarithm over texts
-================  =====================================================  ======================================
+=================  ===================================================  ========================================
+function           data                                                 method
+=================  ===================================================  ========================================
+:func:`bootstrap`  units that differ, such as texts or laps             percentile bootstrap of any statistic
+:func:`estimate`   few noisy ratios, such as those of a bench's laps    the same, of the median
+:func:`share`      texts that have a property, of all texts             Wilson
+:func:`ratio`      a sum over a count, both gathered text by text       ratio estimator, texts as the units
+:func:`depths`     products of such ratios, as of chains of drafts      jackknife: without one text after the other
+:func:`quotient`   two sums over few texts, such as seconds             Student's t of the logarithm over texts
+=================  ===================================================  ========================================
+
+What follows within one text goes together, so that texts, and not their tokens, are the units.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -27,6 +32,9 @@ NORMAL_95 = 1.96
 
 NO_ERROR = 1e-12
 """Errors up to this are rounding: the texts do not differ, as where every draft was accepted."""
+
+ALL = "all"
+"""Name of the group that pools every kind of text."""
 
 DRAWS = 4000
 """Bootstrap samples: the ends of an interval then move by less than a tenth of its width from seed to seed."""
@@ -57,10 +65,20 @@ def estimate(values: Sequence[float], *, seed: int = 0) -> Estimate:
     median = statistics.median(values)
     if len(values) == 1:
         return Estimate(median, None, None, 1)
-    data = np.sort(np.asarray(values, dtype=np.float64))
-    chosen = np.random.default_rng(seed).integers(len(data), size=(DRAWS, len(data)))
-    low, high = np.quantile(np.median(data[chosen], axis=1), (0.025, 0.975))
-    return Estimate(median, float(low), float(high), len(data))
+    low, high = bootstrap(np.sort(np.asarray(values, dtype=np.float64)), functools.partial(np.median, axis=1), seed)
+    return Estimate(median, low, high, len(values))
+
+
+def bootstrap(
+    units: Float64Array, statistic: Callable[[Float64Array], Float64Array], seed: int = 0, draws: int = DRAWS
+) -> tuple[float, float]:
+    """Return the ends of the 95% percentile bootstrap interval of a statistic over units.
+
+    Units ``[units]`` are drawn with replacement; ``statistic`` makes ``[draws]`` of ``[draws, units]``.
+    """
+    chosen = np.random.default_rng(seed).integers(len(units), size=(draws, len(units)))
+    low, high = np.quantile(statistic(units[chosen]), (0.025, 0.975))
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +139,83 @@ def ratio(texts: Sequence[tuple[float, int]]) -> Ratio:
     squares = sum((total - value * count) ** 2 for total, count in counted)
     error = math.sqrt(len(counted) / (len(counted) - 1) * squares) / trials
     return Ratio(value, error if error > NO_ERROR else None, trials, len(counted))
+
+
+class Tally:
+    """Sums and counts, kept by kind of text and by text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[tuple[float, int]]] = {}
+
+    def add(self, kind: str, total: float, count: int) -> None:
+        self._texts.setdefault(kind, []).append((float(total), int(count)))
+
+    def groups(self) -> dict[str, list[tuple[float, int]]]:
+        return self._texts | {ALL: [text for texts in self._texts.values() for text in texts]}
+
+    def ratios(self) -> dict[str, Ratio]:
+        return {group: ratio(texts) for group, texts in self.groups().items()}
+
+    def totals(self) -> dict[str, float]:
+        return {group: sum(total for total, _ in texts) for group, texts in self.groups().items()}
+
+    def shares(self) -> dict[str, Share]:
+        """Return the share of every kind and of all, where each text's sum is how many of its count have a property."""
+        return {
+            group: share(round(sum(total for total, _ in texts)), sum(count for _, count in texts))
+            for group, texts in self.groups().items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Chain acceptance at one depth.
+
+    Attributes:
+        depth: 1 is the first draft token of a round.
+        accepted: share of the drafts at this depth that were accepted, of those whose predecessors all were.
+        survival: product of the shares down to here.
+        survival_error: its standard error, by leaving out one text after the other; ``None`` as for ratios.
+    """
+
+    depth: int
+    accepted: Ratio
+    survival: float | None
+    survival_error: float | None
+
+
+def depths(texts: Sequence[Sequence[tuple[float, int]]]) -> list[Depth]:
+    """Chain the acceptance at each depth, given that of all before, into survivals.
+
+    ``texts`` is ``[depth][text]`` accepted and tested drafts; texts are in the same order at every depth.
+    """
+    counts = np.array(texts, dtype=np.float64)
+    hits, trials = counts[..., 0], counts[..., 1]
+    survivals = _survivals(hits.sum(axis=1), trials.sum(axis=1))
+    num_texts = counts.shape[1]
+    others = np.stack(
+        [
+            _survivals(hits.sum(axis=1) - hits[:, text], trials.sum(axis=1) - trials[:, text])
+            for text in range(num_texts)
+        ]
+    )
+    # A depth that no other text came to has no survival without the one that did, hence no error either.
+    errors = np.sqrt((num_texts - 1) / num_texts * ((others - others.mean(axis=0)) ** 2).sum(axis=0))
+    return [
+        Depth(
+            index + 1,
+            ratio(at_depth),
+            None if math.isnan(survivals[index]) else float(survivals[index]),
+            float(errors[index]) if errors[index] > NO_ERROR else None,
+        )
+        for index, at_depth in enumerate(texts)
+    ]
+
+
+def _survivals(hits: Float64Array, trials: Float64Array) -> Float64Array:
+    """Return the running product of hits / trials, ``[depth]``; NaN from where nothing was tested."""
+    accepted: Float64Array = np.divide(hits, trials, out=np.full_like(hits, np.nan), where=trials > 0.0)
+    return accepted.cumprod()
 
 
 @dataclass(frozen=True, slots=True)

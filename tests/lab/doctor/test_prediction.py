@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
 
 import numpy as np
 import pytest
@@ -14,21 +14,20 @@ from paceline.engines.scripted import LogitFunction
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.agreement import measure_agreement, measure_survival
 from paceline.lab.doctor.answers import Answers, WrittenAnswer
-from paceline.lab.doctor.measures import ALL
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
-    AUTO_VARIANT,
     DRAFT,
     LiveCosts,
     Prediction,
     calibrate_costs,
     predict,
 )
-from paceline.lab.intervals import Interval
+from paceline.lab.intervals import ALL, Interval
 from paceline.lab.replaying.recording import Recording
 from paceline.lab.sessions import Engines, Session
 from paceline.lab.task import Task
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.registry import build_policy
 from tests.lab.scripted_pairs import LEVEL_S, PASS_S, counting_model, engines, profile
 
 TOKENS = 60
@@ -69,8 +68,10 @@ def recorded(found: Engines, written: list[WrittenAnswer]) -> list[Recording]:
         ]
 
 
-def predicted(draft: LogitFunction, **options: Any) -> tuple[Prediction, Engines]:
-    found = engines(draft=draft, **options)
+@functools.cache
+def predicted(right: int) -> tuple[Prediction, Engines]:
+    """Return what is predicted of a draft that is right after ``right`` of four tokens."""
+    found = engines(draft=partly(right))
     recordings = recorded(found, written_by(found))
     survival = measure_survival(recordings, DRAFT, KINDS)
     return predict(recordings, KINDS, survival[ALL], LiveCosts(profile())), found
@@ -78,9 +79,9 @@ def predicted(draft: LogitFunction, **options: Any) -> tuple[Prediction, Engines
 
 @pytest.mark.parametrize("right", [0, 1, 3, 4])
 def test_a_live_session_takes_what_was_predicted(right: int) -> None:
-    prediction, found = predicted(partly(right))
+    prediction, found = predicted(right)
     for speed, drafters, policy in (
-        (prediction.auto, ALL_DRAFTERS, AUTO_VARIANT.build(profile())),
+        (prediction.auto, ALL_DRAFTERS, build_policy("auto", costs=profile())),
         (
             prediction.static,
             (DRAFT,),
@@ -96,7 +97,7 @@ def test_a_live_session_takes_what_was_predicted(right: int) -> None:
 
 
 def test_a_draft_that_is_always_right_pays() -> None:
-    prediction, _ = predicted(counting_model())
+    prediction, _ = predicted(4)
     assert prediction.pays is True
     assert prediction.auto.gain.value > 2.5
     assert dict(prediction.lengths)[8] == pytest.approx(9 / (1 + 8 * LEVEL_S), rel=0.05)
@@ -108,7 +109,7 @@ def test_a_draft_that_is_always_right_pays() -> None:
 
 
 def test_a_draft_that_is_never_right_does_not_pay() -> None:
-    prediction, _ = predicted(counting_model(9))
+    prediction, _ = predicted(0)
     assert prediction.pays is False
     assert prediction.static.draft_max == 1
     assert all(gain < 1 for _, gain in prediction.lengths)
@@ -118,7 +119,7 @@ def test_a_draft_that_is_never_right_does_not_pay() -> None:
 
 def test_a_draft_in_between_has_a_price_at_which_it_pays() -> None:
     """Passes of any width take as long, so a draft pays up to the share of its tokens that are right."""
-    prediction, _ = predicted(partly(2))
+    prediction, _ = predicted(2)
     assert prediction.break_even is not None
     assert 0.3 < prediction.break_even < 0.7
 
@@ -182,7 +183,7 @@ def test_live_costs_are_the_profile_s_with_what_the_loop_adds() -> None:
 def test_what_pays_is_beyond_its_interval(
     value: float, low: float | None, high: float | None, pays: bool | None, static: float
 ) -> None:
-    prediction, _ = predicted(counting_model())
+    prediction, _ = predicted(4)
     plain = prediction.plain.tokens_per_s.value
     fixed = dataclasses.replace(
         prediction.static, tokens_per_s=Interval(static * plain, None, None), gain=Interval(static, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from paceline.lab.doctor.measures import ALL
+from paceline.lab.intervals import ALL
 
 if TYPE_CHECKING:
     from paceline.lab.doctor.examiner import Diagnosis

@@ -19,8 +19,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.engines.exactness import read_rows
 from paceline.lab.doctor.answers import Place, WrittenAnswer, read_place
-from paceline.lab.doctor.measures import Depth, Tally, coupled_acceptance, depths
-from paceline.lab.intervals import Ratio
+from paceline.lab.intervals import Depth, Ratio, Tally, depths
 
 if TYPE_CHECKING:
     from paceline.engines.base import Engine
@@ -82,6 +81,24 @@ def read_predicting_rows(engine: Engine, token_ids: Sequence[int], first: int = 
     """
     width = min(MAX_CHUNK, engine.capabilities.max_rows, engine.capabilities.max_outputs)
     return read_rows(engine, token_ids[:-1], width, first_wanted=first - 1)
+
+
+def coupled_acceptance(target_probs: Float64Array, draft_probs: Float64Array) -> float:
+    """Return ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)`` of two distributions ``[vocab]``.
+
+    It is the chance that ``argmax(log p + g)`` and ``argmax(log q + g)`` with the same Gumbel noise are one token
+    (arXiv 2408.07978). Where ``p_j / q_j >= p_i / q_i`` the first of the two is the larger, so once tokens are sorted
+    by that quotient each inner sum is a running sum of p plus one of q.
+    """
+    both = (target_probs > 0.0) & (draft_probs > 0.0)
+    p, q = target_probs[both], draft_probs[both]
+    # A token too unlikely for a quotient to be a float64 adds 1 / inf, which is right.
+    with np.errstate(over="ignore"):
+        order = np.argsort(p / q)
+        p, q = p[order], q[order]
+        p_from_here = np.cumsum(p[::-1])[::-1] + target_probs[draft_probs == 0.0].sum()
+        q_before = np.cumsum(q) - q + draft_probs[target_probs == 0.0].sum()
+        return float((1.0 / (p_from_here / p + q_before / q)).sum())
 
 
 def fit_width(row: FloatArray, width: int) -> FloatArray:

@@ -30,7 +30,6 @@ from paceline.engines.options import ModelOptions
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.agreement import MAX_CHUNK, Agreement, measure_agreement, measure_survival
 from paceline.lab.doctor.answers import Answers, WrittenAnswer
-from paceline.lab.doctor.measures import ALL, Depth
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
     CALIBRATION_TOKENS,
@@ -42,6 +41,7 @@ from paceline.lab.doctor.prediction import (
 )
 from paceline.lab.doctor.samples import PROMPT_TOKENS, Sample, make_tasks
 from paceline.lab.doctor.vocabulary_fit import VocabularyFit, compare_vocabularies
+from paceline.lab.intervals import ALL, Depth
 from paceline.lab.sessions import Engines, Session, wall_engines
 from paceline.lab.task import Task
 from paceline.model_pair import ModelPair, open_pair

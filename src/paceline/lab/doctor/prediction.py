@@ -25,13 +25,14 @@ from paceline.lab.intervals import Interval, quotient
 from paceline.lab.replaying.replay import ReplayResult, replay
 from paceline.lab.sessions import Answer, Engines, Session
 from paceline.lab.task import Task
-from paceline.lab.variants import AUTO, DRAFT_LENGTHS, Variant
+from paceline.lab.variants import AUTO, DRAFT_LENGTHS
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
+from paceline.planning.registry import build_policy
 
 if TYPE_CHECKING:
     from paceline.lab.comparison import Stop
     from paceline.lab.doctor.answers import WrittenAnswer
-    from paceline.lab.doctor.measures import Depth
+    from paceline.lab.intervals import Depth
     from paceline.lab.replaying.recording import Recording
     from paceline.planning.base import Policy
     from paceline.planning.costs.profile import CostProfile
@@ -199,10 +200,6 @@ class Prediction:
         return False if is_worthless and not self.gains_by_static else None
 
 
-AUTO_VARIANT: Final = Variant(AUTO, "auto", ALL_DRAFTERS, AUTO, None)
-"""``auto`` as it is by default."""
-
-
 def calibrate_costs(
     engines: Engines,
     profile: CostProfile,
@@ -225,7 +222,7 @@ def calibrate_costs(
     fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)
     plain = _answer(engines, (), NO_SPECULATION, task, temperature, stopped)
     drafting = _answer(engines, (DRAFT,), fixed, task, temperature, stopped)
-    by_auto = _answer(engines, ALL_DRAFTERS, AUTO_VARIANT.build(profile), task, temperature, stopped)
+    by_auto = _answer(engines, ALL_DRAFTERS, build_policy(AUTO, costs=profile), task, temperature, stopped)
     assert plain.spent is not None
     assert drafting.spent is not None
     just_now = [each for each in zip(recordings, written, strict=True) if each[1].passes_s is not None]
@@ -267,8 +264,8 @@ def predict(
     """
     runs = _Replays(recordings, costs, advance)
     plain = runs.run("plain", [], NO_SPECULATION)
-    without_model = runs.run("auto, no draft model", LOOKUPS, _auto_variant(LOOKUPS).build(costs.profile))
-    auto = runs.run("auto", ALL_DRAFTERS, AUTO_VARIANT.build(costs.profile))
+    without_model = runs.run("auto, no draft model", LOOKUPS, build_policy(AUTO, costs=costs.profile))
+    auto = runs.run("auto", ALL_DRAFTERS, build_policy(AUTO, costs=costs.profile))
     static: list[tuple[_Run, FixedPolicy]] = []
     for p_min in _P_MINS:
         for length in DRAFT_LENGTHS:
@@ -296,10 +293,6 @@ def predict(
         texts=len(recordings),
         tokens=runs.tokens,
     )
-
-
-def _auto_variant(drafters: Sequence[str]) -> Variant:
-    return dataclasses.replace(AUTO_VARIANT, drafters=tuple(drafters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,21 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.lab.charts import Group, Series, draw_plot, draw_ratios, draw_staircase
 from paceline.lab.charts import Ratio as DrawnRatio
 from paceline.lab.doctor.advice import give_advice
 from paceline.lab.doctor.export import Export, Pair, Program, export
-from paceline.lab.doctor.measures import ALL
-from paceline.lab.intervals import Interval, Ratio
+from paceline.lab.intervals import ALL, Interval, Ratio
 from paceline.lab.report import NONE, Block, Charts, Code, Line, Report, Row, Section, Table, Tile, machine_fact
 from paceline.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from paceline.lab.doctor.alignment import Alignment
     from paceline.lab.doctor.candidates import Skipped
     from paceline.lab.doctor.examiner import Diagnosis
     from paceline.lab.doctor.prediction import Prediction, Speed
+    from paceline.lab.doctor.vocabulary_fit import Alignment, VocabularyFit
     from paceline.models.description import ModelDescription
 
 _DEPTHS: Final = 8
@@ -321,3 +320,62 @@ def _describe_size(what: ModelDescription) -> str:
     parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
     parts = (format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type)
     return ", ".join(part for part in parts if part is not None)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    """Return all figures of a candidate as plain data."""
+    diagnosis = candidate.diagnosis
+    agreement, prediction, fitting = diagnosis.agreement, diagnosis.prediction, diagnosis.fitting
+    agreed = prices = None
+    if agreement is not None:
+        agreed = dataclasses.asdict(agreement)
+        agreed["one_minus_tv"] = agreed.pop("overlap")
+    if prediction is not None:
+        lengths = [{"draft_max": length, "gain": gain} for length, gain in prediction.lengths]
+        prices = {**dataclasses.asdict(prediction), "lengths": lengths, "pays": prediction.pays}
+    return {
+        "name": diagnosis.name,
+        **model_json(diagnosis.what),
+        "error": diagnosis.error,
+        "tokens": None if fitting is None else _fit_json(fitting),
+        "agreement": agreed,
+        "survival": {
+            kind: [{"depth": each.depth, "survival": each.survival, "error": each.survival_error} for each in depths]
+            for kind, depths in diagnosis.survival.items()
+        },
+        "prediction": prices,
+        "profile": None if diagnosis.profile is None else diagnosis.profile.to_json(),
+        "advice": list(candidate.advice),
+        "exports": [dataclasses.asdict(each) for each in candidate.exports],
+        "took_s": diagnosis.took_s,
+    }
+
+
+def model_json(what: ModelDescription) -> dict[str, Any]:
+    """Return what matters here of a model's description."""
+    names = ("num_bytes", "num_parameters", "file_type", "architecture", "vocabulary_size")
+    return {"path": str(what.path), **{name: getattr(what, name) for name in names}}
+
+
+def _fit_json(fitting: VocabularyFit) -> dict[str, Any]:
+    relation = fitting.relation
+    names = ("num_same", "num_differing", "num_unused", "num_target_only", "num_draft_only")
+    return {
+        "fit": relation.fit,
+        "words": fitting.words,
+        "refusal": fitting.refusal,
+        "warnings": list(fitting.warnings),
+        **{name: getattr(relation, name) for name in names},
+        "examples": [
+            {
+                "id": each.token_id,
+                "target": each.target.decode("utf-8", "backslashreplace"),
+                "draft": each.draft.decode("utf-8", "backslashreplace"),
+            }
+            for each in relation.examples
+        ],
+        "alignment": None if fitting.alignment is None else dataclasses.asdict(fitting.alignment),
+    }

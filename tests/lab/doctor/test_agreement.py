@@ -12,7 +12,7 @@ from benchmarks.pair.logit_rows import row_acceptance
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
-from paceline.lab.doctor.measures import ALL, Tally, coupled_acceptance, depths
+from paceline.lab.doctor.agreement import coupled_acceptance
 from tests.lab.doctor.helpers import noisy_model
 
 
@@ -60,31 +60,3 @@ class TestCoupledAcceptance:
         )
         # Five standard errors: one false alarm in two million.
         assert abs(hits / trials - chance) <= 5 * math.sqrt(chance * (1 - chance) / trials)
-
-
-class TestTally:
-    def test_pools_kinds(self) -> None:
-        tally = Tally()
-        tally.add("code", 3, 4)
-        tally.add("logs", 1, 4)
-        ratios = tally.ratios()
-        assert {group: value.value for group, value in ratios.items()} == {"code": 0.75, "logs": 0.25, ALL: 0.5}
-
-
-class TestDepths:
-    def test_chains_shares(self) -> None:
-        chain = depths([[(6, 10), (2, 10)], [(3, 6), (1, 2)], [(0, 3), (1, 1)]])
-        assert [at_depth.depth for at_depth in chain] == [1, 2, 3]
-        assert [at_depth.accepted.value for at_depth in chain] == [0.4, 0.5, 0.25]
-        assert [at_depth.survival for at_depth in chain] == pytest.approx([0.4, 0.2, 0.05])
-
-    def test_error_leaves_out_text_after_text(self) -> None:
-        first, second = depths([[(6, 10), (2, 10)], [(3, 6), (2, 2)]])
-        # Two texts: each survival without the other is that text's own; the error is half their distance.
-        assert first.survival_error == pytest.approx((0.6 - 0.2) / 2)
-        assert second.survival_error == pytest.approx((0.6 * 0.5 - 0.2 * 1.0) / 2)
-
-    def test_depth_that_was_never_reached(self) -> None:
-        chain = depths([[(0, 10), (0, 5)], [(0, 0), (0, 0)], [(0, 0), (0, 0)]])
-        assert chain[0].survival == 0.0
-        assert (chain[1].accepted.value, chain[1].survival, chain[2].survival) == (None, None, None)
