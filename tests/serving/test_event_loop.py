@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pytest
@@ -13,6 +13,7 @@ from benchmarks.server_soak.wire import Answer, ask, post_bytes, request_bytes
 
 from paceline.serving.deployment import _SWITCH_S
 from tests.serving.live import Live, live
+from tests.tiers import some_long
 from tests.timing import LoopWatch
 
 MAX_BLOCKED_S: Final = 0.1
@@ -33,7 +34,7 @@ def as_served() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-async def answered(server: Live, request: bytes, status: int) -> Answer:
+async def answered(server: Live, name: str, request: bytes, status: int) -> Answer:
     """Return the answer to a request, in none of whose tries the event loop was let wait."""
     blocked = []
     for _ in range(_TRIES):
@@ -45,7 +46,7 @@ async def answered(server: Live, request: bytes, status: int) -> Answer:
         if watch.blocked_s <= MAX_BLOCKED_S:
             assert answer.status == status, answer.body[:1000]
             return answer
-    raise AssertionError(f"the event loop was kept waiting for {min(blocked):.3f} s")
+    raise AssertionError(f"{name}: the event loop was kept waiting for {min(blocked):.3f} s")
 
 
 def filled(begin: bytes, unit: bytes, end: bytes, most: int = sys.maxsize) -> bytes:
@@ -89,13 +90,17 @@ BODIES: Final[dict[str, tuple[str, int, bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_no_body_holds_up_others(name: str) -> None:
-    path, status, body = BODIES[name]
+FEW: Final = ("lists", "numbers in number", "names", "escapes", "no end", "messages", "settings", "biases")
+"""One of each kind of work: the others are of a kind with these."""
 
+
+@pytest.mark.parametrize("names", [FEW, pytest.param([*BODIES.keys() - {*FEW}], marks=pytest.mark.long)])
+def test_no_body_holds_up_others(names: Sequence[str]) -> None:
     async def check() -> None:
         async with live() as server:
-            await answered(server, request_bytes("POST", path, body), status)
+            for name in names:
+                path, status, body = BODIES[name]
+                await answered(server, name, request_bytes("POST", path, body), status)
 
     asyncio.run(check())
 
@@ -107,14 +112,14 @@ LISTED: Final[dict[str, tuple[str, dict[str, object]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", some_long(LISTED, quick=["native", "in a stream"]))
 def test_no_answer_holds_up_others(name: str) -> None:
     path, fields = LISTED[name]
     body = {"prompt": "abc", "max_tokens": 400, "n": 2, "ignore_eos": True, "seed": 1, **fields}
 
     async def check() -> None:
         async with live() as server:
-            answer = await answered(server, post_bytes(path, body), 200)
+            answer = await answered(server, name, post_bytes(path, body), 200)
             assert answer.body.count(b'"id":') >= 2 * 400 * 250
 
     asyncio.run(check())

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from tests.serving.calling import TEMPLATE
 from tests.serving.hosted import Hosted, hosted, pair
+from tests.tiers import by_tier, some_long
 
 pytest.importorskip("llguidance")
 pytest.importorskip("llama_cpp")
@@ -93,7 +94,7 @@ def client(server: Hosted) -> Iterator[openai.OpenAI]:
         yield made
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some_long(range(3), quick=[0]))
 def test_an_answer_is_parsed_into_a_model(client: openai.OpenAI, seed: int) -> None:
     answer = client.chat.completions.parse(**OPTIONS, seed=seed, response_format=Story)
     (choice,) = answer.choices
@@ -135,7 +136,7 @@ def test_a_streamed_answer_is_parsed_while_it_comes(client: openai.OpenAI) -> No
     assert final.parsed == whole.parsed
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some_long(range(3), quick=[0]))
 def test_calls_are_parsed_into_the_models_of_their_functions(client: openai.OpenAI, seed: int) -> None:
     options: dict[str, Any] = {**OPTIONS, "seed": seed, "tools": TOOLS, "tool_choice": "required"}
     options["parallel_tool_calls"] = False
@@ -174,7 +175,7 @@ def test_several_calls_are_parsed_in_their_order(server: Hosted, client: openai.
     # A model that says anything goes on calling for as long as it may.
     options["logit_bias"] = {str(end): 6 for end in server.model.target.vocabulary.end_ids}
     numbers = []
-    for seed in range(8):
+    for seed in range(by_tier(8, quick=4)):
         with contextlib.suppress(openai.LengthFinishReasonError):
             numbers.append(_num_calls(client, {**options, "seed": seed}))
     assert max(numbers) > 1

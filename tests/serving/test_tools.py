@@ -10,6 +10,7 @@ import pytest
 from tests.serving.calling import CALLED, CHAT, NOW, SAID, TEMPLATE, TOOLS, WEATHER, body, saying, streamed, whole
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.scripted import writing_model
+from tests.tiers import by_tier
 
 ILL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "f", "parameters": {"type": "hiccup"}}}
 NAMED: Final = {"type": "function", "function": {"name": "weather"}}
@@ -90,7 +91,7 @@ def test_a_call_that_is_cut_off_is_left_out_behind_one_that_had_to_be_made(calli
     # The model goes on calling for as long as it may.
     asked = body(tool_choice="required", parallel_tool_calls=True, temperature=0.0)
     num_calls = set()
-    for most in range(30, 300, 9):
+    for most in range(30, 300, by_tier(9, quick=18)):
         content, calls, reason = way(calling, {**asked, "max_tokens": most})
         assert {name for name, _ in calls} <= {"now"}
         assert reason == "length"
