@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import pytest
 
-from paceline.core.stats import OFF_REASONS
+from paceline.core.params import SpeculationParams
+from paceline.core.stats import OFF_REASONS, RequestStats
+from paceline.serving.response_formats.timings import speculation_of
 from tests.serving.hosted import Hosted, hosted, scripted
 
 BODY: Final[dict[str, Any]] = {"prompt": "abc abc abc", "n_predict": 60, "seed": 11, "ignore_eos": True}
@@ -207,3 +210,10 @@ def test_the_embedded_pair_says_the_same_with_drafts_and_without(pair_server: Ho
     assert len(one["speculative"]["acceptance_by_depth"]) == 1
     plain = pair_server.answer("/completion", {**body, "speculative": {"off": True}})
     assert drafted["content"] == one["content"] == plain["content"]
+
+
+def test_rounds_without_drafts_are_told_by_reason_also_where_others_drafted() -> None:
+    stats = RequestStats(rounds=9, num_drafted=4, num_accepted=3, off_rounds=Counter({"prompts": 6, "no_gain": 1}))
+    told = speculation_of(stats, SpeculationParams(), "auto")
+    assert told["off_rounds"] == {"prompts": 6, "no_gain": 1}
+    assert told["off_reason"] is None
