@@ -7,7 +7,7 @@ import base64
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -69,9 +69,14 @@ def test_openais_client_gets_vectors_as_numbers_and_in_base64(embedding: Hosted)
     # What is strict looks at answers before base64 is read, of OpenAI's own API too.
     with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="none", max_retries=0) as client:
         packed = client.embeddings.create(model="any", input=["hello world", "a cat"])
+    told = embedding.answer("/v1/embeddings", {"input": "a cat", "encoding_format": "base64"})["data"][0]["embedding"]
+    # The lowest byte comes first.
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(told), "<f4"), embedder_of(embedding).embed("a cat")[0]
+    )
     assert [each.index for each in answer.data] == [0, 1]
-    for numbers, again, vector in zip(answer.data, packed.data, expected, strict=True):
-        np.testing.assert_array_equal(np.array(numbers.embedding, np.float32), vector)
+    for listed, again, vector in zip(answer.data, packed.data, expected, strict=True):
+        np.testing.assert_array_equal(np.array(listed.embedding, np.float32), vector)
         np.testing.assert_array_equal(np.array(again.embedding, np.float32), vector)
     assert (answer.model, answer.usage.prompt_tokens) == ("any", answer.usage.total_tokens)
     lengths = [len(embedder_of(embedding).engine.read_text(text)) for text in ("hello world", "a cat")]
@@ -139,54 +144,33 @@ def test_documents_come_in_the_order_of_their_scores(ranking: Hosted, path: str)
     assert "text" not in ranking.answer(path, {"query": "a cat", "texts": DOCUMENTS})[0]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": [True]}, "input"),
-        ({"input": [[1.5]]}, "input"),
-        ({"input": [[]]}, "input"),
-        ({"input": [10**6]}, "input"),
-        ({"input": {"content": "a"}}, "input"),
-        ({"input": {"content": [{"type": "image_url"}]}}, "input"),
-        ({"input": {"content": []}}, "input"),
-        ({"input": ["a"] * 5000}, "input"),
-        ({"input": "a" * (3 << 20)}, "input"),
-        ({"content": {"a": 1}}, "content"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "dimensions": 33}, "dimensions"),
-        ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
-        ({"input": "a", "embd_normalize": 2**62}, "embd_normalize"),
+REFUSED: Final[dict[str, list[Any]]] = {
+    "input": [
+        *(None, [], 5, [True], [[1.5]], [[]], [10**6], ["a"] * 5000, "a" * (3 << 20)),
+        *({"content": "a"}, {"content": [{"type": "image_url"}]}, {"content": []}),
     ],
-)
-def test_texts_that_cannot_be_embedded_are_refused_by_field(
-    embedding: Hosted, body: dict[str, Any], param: str
-) -> None:
-    assert embedding.refusal("/v1/embeddings", body)["param"] == param
+    "content": [{"a": 1}],
+    "encoding_format": ["int8"],
+    "dimensions": [33, 0],
+    "embd_normalize": [-2, 2**62],
+}
+REFUSED_TO_RANK: Final[dict[str, list[Any]]] = {
+    "query": [None, 5, "a" * (1 << 20)],
+    "documents": [[], None, 123, [1, 2, 3], [{"title": "a"}]],
+    "texts": [[]],
+    "top_n": [0],
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"query": None}, "query"),
-        ({"query": 5}, "query"),
-        ({"documents": []}, "documents"),
-        ({"documents": None}, "documents"),
-        ({"documents": 123}, "documents"),
-        ({"documents": [1, 2, 3]}, "documents"),
-        ({"documents": [{"title": "a"}]}, "documents"),
-        ({"texts": []}, "texts"),
-        ({"top_n": 0}, "top_n"),
-        ({"query": "a" * (1 << 20), "documents": ["a"] * 20}, "query"),
-    ],
-)
-def test_documents_that_cannot_be_ranked_are_refused_by_field(
-    ranking: Hosted, changes: dict[str, Any], param: str
-) -> None:
-    assert ranking.refusal("/v1/rerank", {"query": "a", "documents": ["b"], **changes})["param"] == param
+def test_what_cannot_be_embedded_or_ranked_is_refused_by_field(embedding: Hosted, ranking: Hosted) -> None:
+    for name, values in REFUSED.items():
+        for value in values:
+            body = {name: value} if name == "content" else {"input": "a", name: value}
+            assert embedding.refusal("/v1/embeddings", body)["param"] == name, value
+    for name, values in REFUSED_TO_RANK.items():
+        for value in values:
+            body = {"query": "a", "documents": ["b"] * 20, name: value}
+            assert ranking.refusal("/v1/rerank", body)["param"] == name, value
 
 
 def test_a_text_that_is_longer_than_the_context_is_refused_with_its_length(embedding: Hosted, ranking: Hosted) -> None:
@@ -334,9 +318,3 @@ def test_nothing_more_is_computed_for_a_client_that_left(folder: Path, monkeypat
         gate.let(2)
         assert len(running.answer("/v1/embeddings", {"input": [[9]]})["data"]) == 1
         assert [texts[0][0] for texts in gate.passes] == [5, 9]
-
-
-def test_base64_has_the_lowest_byte_first(embedding: Hosted) -> None:
-    answer = embedding.answer("/v1/embeddings", {"input": "a", "encoding_format": "base64"})
-    packed = base64.b64decode(answer["data"][0]["embedding"])
-    np.testing.assert_array_equal(np.frombuffer(packed, "<f4"), embedder_of(embedding).embed("a")[0])

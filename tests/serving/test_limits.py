@@ -70,13 +70,6 @@ def test_an_answer_may_end_at_the_next_line(server: Hosted) -> None:
 # Size and number
 
 
-def test_a_body_that_is_too_large_is_refused() -> None:
-    with hosted(scripted, ServerOptions(max_body=1)) as running:
-        error = running.refusal("/completion", {"prompt": "a" * (1 << 20)}, 413)
-        assert error["type"] == "invalid_request_error"
-        running.answer("/tokenize", {"content": "a" * 9000})
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_prompt_that_is_too_long_tells_both_lengths(server: Hosted, path: str) -> None:
     text = "a" * 5000

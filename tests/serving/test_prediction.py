@@ -170,12 +170,6 @@ def test_a_server_without_speculation_takes_it() -> None:
         assert running.get("/props").json()["speculative"]["drafters"] == []
 
 
-def test_it_is_named_among_the_drafters(server: Hosted) -> None:
-    assert "prediction" in server.get("/props").json()["speculative"]["drafters"]
-    server.answer(CHAT, {**BODY, **ALONE, **content("abc")})
-    assert "prediction" in [slot.get("params", {}).get("speculative.types") for slot in server.get("/slots").json()]
-
-
 @pytest.mark.parametrize(
     ("prediction", "param"),
     [

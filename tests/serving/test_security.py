@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.cli.flags import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.connections import socket_options
-from paceline.serving.json_bodies import read_json
 from paceline.serving.middleware import with_security
-from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles, get_namespace
+from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, TlsFiles
 from tests.serving.asking import Echo, Sent, Socket, answer, ask, body_part, call, feed, http_scope, run, serving
 from tests.serving.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
 from tests.timing import WAIT_S, LoopTime
@@ -379,18 +374,6 @@ def test_an_answer_names_no_software() -> None:
         assert "server" not in httpx.get(f"http://127.0.0.1:{port}", timeout=WAIT_S).headers
 
 
-def test_tls(tmp_path: Path) -> None:
-    (tmp_path / "key.pem").write_text(KEY)
-    (tmp_path / "cert.pem").write_text(CERTIFICATE)
-    settings = SecuritySettings(tls=TlsFiles(tmp_path / "key.pem", tmp_path / "cert.pem"))
-    trusting = ssl.create_default_context(cadata=CERTIFICATE)
-    with (
-        serving(Echo(), settings) as port,
-        httpx.Client(verify=trusting, base_url=f"https://localhost:{port}", timeout=WAIT_S) as client,
-    ):
-        assert client.get("/").status_code == 200
-
-
 def test_a_pair_is_taken(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     key.write_text(KEY)
@@ -450,76 +433,3 @@ def test_a_file_that_cannot_be_read_is_one_line(missing: str, option: str, tmp_p
     (tmp_path / missing).mkdir()
     with pytest.raises(InputError, match=rf"^cannot read {option} .*{missing}: Is a directory$"):
         TlsFiles.from_options(tmp_path / "key", tmp_path / "cert")
-
-
-SETTINGS = SecuritySettings(keys=ApiKeys(["k"]), allowed_hosts=("127.0.0.1",), cors=CorsPolicy(("*",)))
-HEADERS = {"X-Api-Key": "k", "Origin": "https://p.example"}
-
-
-def test_a_stream_arrives_as_it_is_made() -> None:
-    app, arrived = FastAPI(), threading.Event()
-    made: list[int] = []
-
-    async def parts() -> AsyncIterator[str]:
-        for number in range(3):
-            made.append(number)
-            yield f"{number}"
-            assert await asyncio.to_thread(arrived.wait, 30)
-            arrived.clear()
-
-    @app.post("/stream")
-    async def stream(request: Request) -> StreamingResponse:
-        assert read_json(await request.body()) == {"a": 1}
-        return StreamingResponse(parts())
-
-    url = "http://127.0.0.1:{}/stream"
-    with (
-        serving(app, SETTINGS) as port,
-        httpx.stream("POST", url.format(port), json={"a": 1}, headers=HEADERS, timeout=WAIT_S) as answer,
-    ):
-        for number, part in enumerate(answer.iter_text()):
-            assert (part, made) == (f"{number}", list(range(number + 1)))
-            arrived.set()
-    assert made == [0, 1, 2]
-    assert answer.headers["x-request-id"]
-
-
-def test_a_stream_ends_where_the_client_leaves() -> None:
-    app, ended = FastAPI(), threading.Event()
-
-    async def parts() -> AsyncIterator[str]:
-        try:
-            yield "first"
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    @app.post("/stream")
-    async def stream() -> StreamingResponse:
-        return StreamingResponse(parts())
-
-    with serving(app, SETTINGS) as port:
-        with httpx.stream("POST", f"http://127.0.0.1:{port}/stream", headers=HEADERS, timeout=WAIT_S) as answer:
-            # Kept until the block ends: an iterator that is thrown away closes the connection.
-            arriving = answer.iter_text()
-            assert next(arriving) == "first"
-            assert not ended.is_set()
-        assert ended.wait(WAIT_S)
-
-
-def test_routes_see_namespace_and_id() -> None:
-    app = FastAPI()
-
-    @app.get("/mine")
-    async def mine(request: Request) -> dict[str, str]:
-        return {
-            "state": request.state.namespace,
-            "salted": get_namespace(request.scope, "s"),
-            "id": request.state.request_id,
-        }
-
-    with serving(app, SETTINGS) as port:
-        answer = httpx.get(f"http://127.0.0.1:{port}/mine", headers=HEADERS, timeout=WAIT_S)
-    facts = answer.json()
-    assert facts["id"] == answer.headers["x-request-id"]
-    assert facts["state"] == SETTINGS.keys.namespace(b"k") != facts["salted"]
