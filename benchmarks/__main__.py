@@ -34,7 +34,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     # Policies on what was recorded before.
     "record": "benchmarks.record",
     "replay": "benchmarks.replay",
-    "sweep": "benchmarks.sweep",
     "planner-ab": "benchmarks.planner_ab.command",
 }
 """What has options, by its module; the function has the command's name."""

@@ -42,7 +42,7 @@ python -m benchmarks record --output code.npz --kinds code --prompts 4 --tokens 
 
 python -m benchmarks record --output big.npz --target big.gguf --draft small.gguf --drafters draft,suffix
 
-python -m benchmarks record --output bench.npz --workloads all --prompts 5 --temperature 0.8  [dim]# for sweep[/dim]
+python -m benchmarks record --output bench.npz --workloads all --prompts 5 --temperature 0.8
 """
 
 _OF_KINDS = ("kinds", "prompt_characters", "depth", "siblings")

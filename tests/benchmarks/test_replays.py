@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from benchmarks.__main__ import app
 from benchmarks.cost_tables import PASS_MS, measured_profile
-from benchmarks.replay import costs_named
+from benchmarks.replay import costs_named, figures_of
 from typer.testing import CliRunner
 
 from paceline.core.errors import InputError
 from paceline.lab.replaying.oracle import oracle_s
-from paceline.lab.replaying.recording import load_recordings, save_recordings
+from paceline.lab.replaying.recording import Recording, load_recordings, save_recordings
 from paceline.lab.replaying.replay import replay
+from paceline.lab.variants import PLAIN, policy_variants, replay_all, static_variants
+from paceline.planning.auto.policy import AutoPolicy
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.planning.helpers import Skill, synthetic
 
@@ -54,30 +56,49 @@ def test_tables_are_what_was_measured(name: str) -> None:
     assert profile.draft_s(512) == pytest.approx(24e-3)
 
 
+def recordings(right: float, kind: str, count: int, first_seed: int = 0) -> list[Recording]:
+    seeds = range(first_seed, first_seed + count)
+    made = [synthetic(seed, {"draft": Skill(right)}, num_tokens=40) for seed in seeds]
+    return [replace(each, name=f"{kind} {number}") for number, each in enumerate(made)]
+
+
 def test_every_policy_beside_the_oracle(tmp_path: Path) -> None:
-    good = [synthetic(seed, {"draft": Skill(0.9)}, num_tokens=30) for seed in range(2)]
-    bad = [synthetic(seed + 9, {"draft": Skill(0.0)}, num_tokens=30) for seed in range(2)]
+    groups = {"good": recordings(0.9, "good", 3), "bad": recordings(0.0, "bad", 1, first_seed=9)}
     path = tmp_path / "both.npz"
-    named = [
-        replace(recording, name=name)
-        for recording, name in zip([*good, *bad], ["good 1", "good 2", "bad 1", "bad 2"], strict=True)
-    ]
-    save_recordings(path, named)
-    figures = replayed(path, "--costs", "Q8_0", "--draft-ms", "2")
-    assert (figures["costs"], figures["drafters"], list(figures["kinds"])) == ("Q8_0", ["draft"], ["good", "bad"])
+    save_recordings(path, [*groups["good"], *groups["bad"]])
+    figures = replayed(path, "--costs", "Q8_0,F16", "--draft-ms", "2")
+    assert figures["drafters"] == ["draft"]
+    assert [list(kinds) for kinds in figures["costs"].values()] == [["good", "bad", "mixed"]] * 2
+    # In one session, the shorter ones again.
+    groups["mixed"] = [each for good in groups["good"] for each in (good, *groups["bad"])]
     profile = measured_profile("Q8_0", 2.0)
-    for kind, recordings in (("good", good), ("bad", bad)):
-        of_kind = figures["kinds"][kind]
+    for kind, group in groups.items():
+        of_kind = figures["costs"]["Q8_0"][kind]
         assert {"auto", "accept-ratio", "profile-ev", "heuristic"} < set(of_kind)
-        fixed = replay(recordings, FixedPolicy(4), profile)
-        best_s = sum(oracle_s(recording, profile) for recording in recordings)
+        fixed = replay(group, FixedPolicy(4), profile)
+        best_s = sum(oracle_s(recording, profile) for recording in group)
         assert of_kind["fixed 4"]["tokens_per_second"] == pytest.approx(fixed.tokens_per_second)
         assert of_kind["fixed 4"]["rounds"] == fixed.rounds
         assert of_kind["fixed 4"]["share_of_oracle"] == pytest.approx(best_s / fixed.decode_s)
         # A plain round of Q8_0 takes 29 ms.
-        assert of_kind["fixed 0"]["tokens_per_second"] == pytest.approx(1e3 / 29)
-    assert figures["kinds"]["bad"]["fixed 0"]["share_of_oracle"] == pytest.approx(1.0)
-    assert figures["kinds"]["good"]["fixed 0"]["share_of_oracle"] < 0.8
+        assert of_kind["plain"]["tokens_per_second"] == pytest.approx(1e3 / 29)
+        auto = replay(group, AutoPolicy(profile), profile)
+        assert of_kind["auto"]["of_plain"] == pytest.approx(29e-3 * (auto.tokens_per_second or 0))
+        assert of_kind["auto"]["lowest_of_plain"] <= of_kind["auto"]["of_plain"]
+    of_q8_0, of_f16 = figures["costs"]["Q8_0"], figures["costs"]["F16"]
+    assert of_q8_0["bad"]["plain"]["share_of_oracle"] == pytest.approx(1.0)
+    assert of_q8_0["good"]["plain"]["share_of_oracle"] < 0.8
+    assert of_f16["good"]["auto"]["of_plain"] > of_f16["bad"]["auto"]["of_plain"]
+
+
+def test_the_best_static_setting_is_that_of_the_bench() -> None:
+    group, profile = recordings(0.9, "good", 3), measured_profile("Q4_0", 1.0)
+    found = figures_of(group, profile, ["draft"], statics=True)
+    best = max(replay_all(group, list(static_variants(["draft"])), profile), key=lambda each: each.per_second)
+    plain, auto = replay_all(group, [PLAIN, *policy_variants("auto", ["draft"])], profile)
+    assert found["best static"]["setting"] == best.variant.name
+    assert found["best static"]["of_plain"] == pytest.approx(best.per_second / plain.per_second)
+    assert found["auto"]["of_plain"] == pytest.approx(auto.per_second / plain.per_second)
 
 
 def test_costs_from_a_file_of_the_profile_command(tmp_path: Path) -> None:
@@ -87,10 +108,11 @@ def test_costs_from_a_file_of_the_profile_command(tmp_path: Path) -> None:
         costs.write_text(json.dumps(report))
         from_file, from_table = replayed(path, "--costs", costs), replayed(path, "--costs", "F16", "--draft-ms", "2")
         for figures in (from_file, from_table):
-            for figure in figures["kinds"]["synthetic"].values():
+            (kinds,) = figures["costs"].values()
+            for figure in kinds["synthetic"].values():
                 # The one figure of the machine that it runs on.
                 assert figure.pop("deciding_us") > 0
-        assert from_file["kinds"] == from_table["kinds"]
+        assert list(from_file["costs"].values()) == list(from_table["costs"].values())
 
 
 def test_recording_the_tasks_of_the_bench(tmp_path: Path) -> None:
@@ -116,7 +138,7 @@ def test_recording_the_embedded_pair(tmp_path: Path) -> None:
         assert all(len(chain) == 2 and len(chain[0].token_ids) == 2 for chain in draft.chains)
         margins = [margin for chain in draft.chains for level in chain for margin in level.margins[:1]]
         assert all(margin is not None and margin >= 0 for margin in margins)
-    assert set(replayed(path)["kinds"]) == {"code", "logs"}
+    assert set(replayed(path)["costs"]["Q4_0"]) == {"code", "logs", "mixed"}
 
 
 def test_a_target_of_ones_own_needs_no_draft_model_where_none_drafts(tmp_path: Path) -> None:
@@ -139,13 +161,10 @@ def test_a_target_of_ones_own_needs_no_draft_model_where_none_drafts(tmp_path: P
             "--depth has no effect with --workloads",
         ),
         (["replay", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
-        (["sweep", "--recordings", "some.npz", "--costs", "Q9"], "Q9 is neither among Q4_0, F16"),
-        (["sweep", "--recordings", "some.npz", "--json", "missing/x.json"], "there is no directory missing"),
         (["replay", "--recordings", "some.npz", "--json", "missing/x.json"], "there is no directory missing"),
         (["replay", "--recordings", "some.npz", "--draft-ms", "0"], "--draft-ms 0 is out of range"),
         (["replay", "--recordings", "some.npz", "--drafters", "lookup"], "'lookup' was not recorded"),
         (["replay", "--recordings", "some.npz", "--costs", "lone.json"], "lone.json is of no draft model"),
-        (["sweep", "--recordings", "some.npz", "--costs", "lone.json"], "lone.json is of no draft model"),
         (
             ["replay", "--recordings", "some.npz", "--costs", "lone.json", "--draft-ms", "3"],
             "--draft-ms has no effect on costs from a file",
