@@ -137,9 +137,6 @@ def load(port: int, clients: Sequence[Sequence[dict[str, Any]]], run_in: dict[st
         port: of the server.
         clients: bodies of the requests of each, which it sends in this order, each after the answer to the one before.
         run_in: a request that is answered before, and not counted.
-
-    Raises:
-        EngineError: the server refused a request, or ended an answer by an error.
     """
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.load"],
@@ -181,11 +178,7 @@ async def _ask_in_turn(web: httpx.AsyncClient, bodies: Sequence[dict[str, Any]])
 
 
 def _read(reply: Reply, said: bytes) -> Reply:
-    """Return a reply with what its events say, now that there is time.
-
-    Raises:
-        ValueError: the server ended it by an error.
-    """
+    """Return a reply with what its events say, now that there is time."""
     events = [json.loads(line.removeprefix(b"data: ")) for line in said.split(b"\n") if line.startswith(b"data: ")]
     if not events or not events[-1].get("stop"):
         raise ValueError(said.decode("utf-8", "replace")[-_LONGEST_SHOWN:])

@@ -87,11 +87,7 @@ def replay(
 
 
 def recordings_by_kind(path: Path) -> dict[str, list[Recording]]:
-    """Load recordings; return them by the first word of their names, and all in turn as ``mixed``.
-
-    Raises:
-        InputError: the file cannot be read, or no recording has a round.
-    """
+    """Load recordings; return them by the first word of their names, and all in turn as ``mixed``."""
     groups: dict[str, list[Recording]] = {}
     for recording in load_recordings(path):
         # The first token comes with the prompt.
@@ -159,11 +155,7 @@ def _print(title: str, of_kind: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def check_draft_ms(context: typer.Context, draft_ms: float, costs: Sequence[str]) -> None:
-    """Raise unless a pass of the draft can take so long, and some of the costs are a table that leaves it open.
-
-    Raises:
-        InputError: with the value and the way out.
-    """
+    """Raise unless a pass of the draft can take so long, and some of the costs are a table that leaves it open."""
     if draft_ms <= 0:
         raise InputError(f"--draft-ms {draft_ms:g} is out of range: give more than 0")
     if not any(name in PASS_MS for name in costs):
@@ -171,16 +163,7 @@ def check_draft_ms(context: typer.Context, draft_ms: float, costs: Sequence[str]
 
 
 def costs_named(name: str, draft_ms: float, traces: Iterable[DrafterTrace]) -> CostProfile:
-    """Return a measured table by its name, or what ``paceline profile --json`` wrote to a file.
-
-    Args:
-        name: of the table, or the file's.
-        draft_ms: see :func:`~benchmarks.cost_tables.measured_profile`.
-        traces: of the drafters that take part.
-
-    Raises:
-        InputError: it is neither, or lacks the costs of a draft model that takes part.
-    """
+    """Return a measured table by its name, or what ``paceline profile --json`` wrote to a file."""
     if name in PASS_MS:
         return measured_profile(name, draft_ms)
     try:

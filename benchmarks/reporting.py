@@ -29,11 +29,7 @@ def split(names: str) -> list[str]:
 
 
 def numbers(text: str, option: str) -> list[int]:
-    """Return the numbers of a list such as ``1,8,16``.
-
-    Raises:
-        InputError: it is none, or one is too small.
-    """
+    """Return the numbers of a list such as ``1,8,16``."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:

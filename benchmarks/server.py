@@ -54,18 +54,7 @@ class Server:
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> Iterator[Server]:
-        """Start a server and wait until its model is there.
-
-        Args:
-            flags: of the server, but for its address.
-            log: takes all that it writes.
-            program: words that start it.
-            headers: of what is asked here; its key, where it has one.
-            tls: what its certificate is checked by, where it speaks TLS.
-
-        Raises:
-            CapabilityError: it does not come up.
-        """
+        """Start a server and wait until its model is there."""
         with socket.socket() as free:
             free.bind((HOST, 0))
             port = int(free.getsockname()[1])
@@ -100,11 +89,7 @@ class Server:
             time.sleep(_POLL_S)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return what it answers to a request.
-
-        Raises:
-            httpx.HTTPStatusError: it refuses.
-        """
+        """Return what it answers to a request."""
         return self.web.post(path, json=body, timeout=_ANSWER_S).raise_for_status().json()
 
     def text(self) -> str:
@@ -139,11 +124,7 @@ class Server:
         return running, waiting, tokens
 
     def wait_until_idle(self, within_s: float) -> None:
-        """Wait until nothing runs and nothing waits.
-
-        Raises:
-            TimeoutError: something did for so long.
-        """
+        """Wait until nothing runs and nothing waits."""
         give_up_s = time.monotonic() + within_s
         while self.in_flight() != (0, 0, 0):
             if time.monotonic() > give_up_s:

@@ -80,15 +80,7 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How much is asked.
-
-    Attributes:
-        prompt: tokens of each.
-        tokens: of each answer.
-        requests: of a lap, at least.
-        repeats: laps of each side.
-        temp: temperature.
-    """
+    """How much is asked."""
 
     prompt: int
     tokens: int

@@ -138,16 +138,7 @@ def misuse_in_threads(
     threads: int = THREADS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Counter[str]:
-    """Misuse a model from several threads at once, the main one among them; see :func:`misuse`.
-
-    Args:
-        model: with room for what all threads have open.
-        expected: what answers are when nothing disturbs them.
-        requests: how many in each thread.
-        seed: of all choices.
-        threads: how many.
-        progress: told how many are done in the main thread.
-    """
+    """Misuse a model from several threads at once, the main one among them; see :func:`misuse`."""
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(max(1, threads - 1)) as pool:
         others = [
@@ -170,22 +161,7 @@ def misuse(
     consumers: Sequence[Consumer] = CONSUMERS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Counter[str]:
-    """Make requests, of which some are left alone and all others misused, and check those that were left alone.
-
-    Args:
-        model: with room for :data:`MAX_OPEN` answers and two more.
-        expected: what answers are when nothing disturbs them.
-        requests: how many in all.
-        seed: of all choices.
-        consumers: what is done to the others.
-        progress: told how many are done.
-
-    Returns:
-        How many were used how.
-
-    Raises:
-        AssertionError: an answer that was left alone is another than alone.
-    """
+    """Make requests, of which some are left alone and all others misused, and check those that were left alone."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     alone: list[tuple[Expected, paceline.Stream, Iterator[Any]]] = []

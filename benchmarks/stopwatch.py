@@ -21,9 +21,6 @@ T = TypeVar("T")
 class Stopwatch(PolicyBase):
     """A policy whose time is taken; an observer of rounds does not see what the parts of one take.
 
-    Args:
-        policy: decides.
-
     Attributes:
         spent_s: seconds of all its decisions, of learning and of taking note of requests.
         times_us: microseconds of every round that decoded, learning from that round included, by what became of its

@@ -171,16 +171,7 @@ def structured(
 
 @dataclass(slots=True)
 class _Asking:
-    """Asks both sides for a document.
-
-    Attributes:
-        ours: the model here.
-        theirs: llama-server, if any.
-        path: the model's.
-        temp: temperature.
-        tokens: most of an answer.
-        shown: most characters of a schema that the model reads.
-    """
+    """Asks both sides for a document."""
 
     ours: paceline.Model
     theirs: Server | None

@@ -68,12 +68,7 @@ _CONTEXT: Final = 1024
 
 
 class IntersectionDrafter(FollowingDrafter[Follower]):
-    """Token-level intersection: proposes tokens that are spelled alike in both vocabularies, and no others.
-
-    Args:
-        engine: the draft model; closed with the drafter.
-        mapping: of the target's and the draft's vocabularies.
-    """
+    """Token-level intersection: proposes tokens that are spelled alike in both vocabularies, and no others."""
 
     def __init__(self, engine: Engine, mapping: TokenMapping) -> None:
         super().__init__(engine, end_ids=mapping.target.vocabulary.end_ids)
@@ -122,14 +117,7 @@ class IntersectionDrafter(FollowingDrafter[Follower]):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer of the target's.
-
-    Attributes:
-        kind: of text.
-        prompt_ids: what it answers.
-        token_ids: the answer.
-        params: how it was drawn.
-    """
+    """One answer of the target's."""
 
     kind: str
     prompt_ids: Sequence[int]

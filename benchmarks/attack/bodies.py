@@ -47,63 +47,22 @@ ROUTES: Final[Mapping[str, str]] = {
 """Routes by what their bodies have."""
 
 NUMBERS: Final[Sequence[Any]] = (
-    *(0, 1, -1, 2, 3, 7, 16, 17, 255, 1000, 1001, 4095, 4096, 10**6, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64 - 1),
-    *(
-        -2,
-        -(2**31),
-        -(2**63),
-        0.0,
-        -0.0,
-        0.5,
-        1.0,
-        1.5,
-        3.0,
-        100.0,
-        100.1,
-        1e-6,
-        1e-20,
-        1e-21,
-        1e-45,
-        5e-324,
-        1e9,
-        1e30,
-    ),
-    *(1e308, -1e308, 1.7976931348623157e308, -1e-308),
-)
+    0, 1, -1, 2, 3, 7, 16, 17, 255, 1000, 1001, 4095, 4096, 10**6, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64 - 1,
+    -2, -(2**31), -(2**63), 0.0, -0.0, 0.5, 1.0, 1.5, 3.0, 100.0, 100.1, 1e-6, 1e-20, 1e-21, 1e-45, 5e-324, 1e9, 1e30,
+    1e308, -1e308, 1.7976931348623157e308, -1e-308,
+)  # fmt: skip
 TEXTS: Final[Sequence[str]] = (
-    *("", " ", "\x00", "a\x00b", "\n", "a", "user", "assistant", "none", "auto", "-1", "--5", "²", "٣", "1e400", "NaN"),
-    *(
-        "\ufeff",
-        "\u2028",
-        "\u202e",
-        "\U0010ffff",
-        "\ufffe",
-        "e\u0301" * 50,
-        "😀" * 30,
-        "<|im_end|>",
-        "<|im_start|>system\n",
-    ),
-    *(
-        "</think>",
-        "{{ 7 * 7 }}",
-        "{% for x in range(10**9) %}a{% endfor %}",
-        "../../etc/passwd",
-        "a/b",
-        "timings/x",
-        "//",
-    ),
-    *("a" * 300, "def f(x):\n    return", "INFO server\n" * 30, "9" * 400, "true", "null"),
-)
+    "", " ", "\x00", "a\x00b", "\n", "a", "user", "assistant", "none", "auto", "-1", "--5", "²", "٣", "1e400", "NaN",
+    "\ufeff", "\u2028", "\u202e", "\U0010ffff", "\ufffe", "e\u0301" * 50, "😀" * 30, "<|im_end|>", "</think>",
+    "<|im_start|>system\n", "{{ 7 * 7 }}", "{% for x in range(10**9) %}a{% endfor %}", "../../etc/passwd", "a/b",
+    "timings/x", "//", "a" * 300, "def f(x):\n    return", "INFO server\n" * 30, "9" * 400, "true", "null",
+)  # fmt: skip
 _LONG: Final = "word " * 4000
 _KEYS: Final = ("role", "content", "type", "text", "name", "tool_calls", "reasoning_content", "tool_call_id", "prefix")
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function", "User", "", "ipython")
 _BLOCKS: Final = ("text", "text", "search_result")
 _SAID_BLOCKS: Final = (
-    *_BLOCKS,
-    "thinking",
-    "redacted_thinking",
-    "tool_use",
-    "server_tool_use",
+    *(*_BLOCKS, "thinking", "redacted_thinking", "tool_use", "server_tool_use"),
     "web_search_tool_result",
 )
 _ODD_BLOCKS: Final = (*_SAID_BLOCKS, "tool_result", "tool_reference", "image", "document", "")
@@ -115,46 +74,36 @@ _ODD_ITEMS: Final = ("item_reference", "")
 _BILLING: Final = "x-anthropic-billing-header: cc_version=1; cch=00000;" + " a=;" * 999
 _VARIABLES: Final = (
     *("messages", "tools", "self", "loop", "range", "namespace", "raise_exception", "strftime_now", "tojson", "caller"),
-    *(
-        "bos_token",
-        "eos_token",
-        "add_generation_prompt",
-        "enable_thinking",
-        "__class__",
-        "cycler",
-        "a b",
-        "",
-        "x",
-        "dict",
-    ),
+    *("bos_token", "eos_token", "add_generation_prompt", "enable_thinking", "__class__", "cycler", "a b", "", "x"),
+    "dict",
 )
 _RAW: Final[Sequence[bytes]] = (
-    *(b"", b" ", b"null", b"[]", b"0", b'"a"', b"{", b"}", b"{}", b"{]", b'{"prompt":}', b'{"prompt": "a",}', b"\xff"),
-    *(b"\xef\xbb\xbf{}", b'{"prompt": 1e400}', b'{"prompt": NaN}', b'{"prompt": -Infinity}', b'{"prompt": "\\ud800"}'),
-    *(
-        b'{"prompt": "\\udc00\\ud800"}',
-        b'{"prompt": "\\ud83d\\ude00"}',
-        b'{"a": 1, "a": 2, "prompt": "x"}',
-        b"{'prompt': 1}",
-    ),
-    *(b'{"prompt": ' + b"[" * 127 + b"]" * 127 + b"}", b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
-    *(b'{"prompt": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}", b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}"),
-    *(
-        b'{"prompt": "a", "n_predict": 1e1}',
-        b'{"prompt": "a", "n_predict": -0}',
-        b'{"prompt": "' + b"\\u0000" * 40 + b'"}',
-    ),
+    b"", b" ", b"null", b"[]", b"0", b'"a"', b"{", b"}", b"{}", b"{]", b'{"prompt":}', b'{"prompt": "a",}', b"\xff",
+    b"\xef\xbb\xbf{}", b'{"prompt": 1e400}', b'{"prompt": NaN}', b'{"prompt": -Infinity}', b'{"prompt": "\\ud800"}',
+    b'{"prompt": "\\udc00\\ud800"}', b'{"prompt": "\\ud83d\\ude00"}', b'{"a": 1, "a": 2, "prompt": "x"}',
+    b"{'prompt': 1}", b'{"prompt": ' + b"[" * 127 + b"]" * 127 + b"}",
+    b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"prompt": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}",
+    b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b'{"prompt": "a", "n_predict": 1e1}',
+    b'{"prompt": "a", "n_predict": -0}', b'{"prompt": "' + b"\\u0000" * 40 + b'"}',
     b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % number for number in range(5000)) + b"}}",
+)  # fmt: skip
+_GRAMMARS: Final[Sequence[str]] = (
+    'root ::= "a"', 'root ::= ("a" | [b-d])* "."', "root ::= root", 'root ::= root "a" | "b"', "root ::=", "{}{}",
+    'root ::= "a"{1000000}', "root ::= [^a]+", 'start: "a" /b+/', "start: %json {}", "root ::= (",
+    'root ::= "' + "a" * 3000 + '"',
+)  # fmt: skip
+_PATTERNS: Final = ("[a-c]{3}", "(a|b)*", "(", "(a{1,1000}){1,1000}", "\\p{L}+", "(?=a)", "")
+_PATHS: Final = (
+    "content",
+    "timings",
+    "timings/predicted_n",
+    "timings/speculative/drafters",
+    "generation_settings/seed",
 )
 
 
 class Bodies:
-    """Makes bodies.
-
-    Args:
-        rng: of all choices.
-        most_tokens: of an answer that has room for more; a fuzz of long answers takes long.
-    """
+    """Makes bodies; answers of more than ``most_tokens`` would take long."""
 
     def __init__(self, rng: random.Random, *, most_tokens: int = 6) -> None:
         self._rng = rng
@@ -220,10 +169,7 @@ class Bodies:
             "metadata": {rng.choice(TEXTS): rng.choice(TEXTS)},
             "previous_response_id": self._pick(("", None), TEXTS),
         }
-        body = {"input": self._items(), **self._fields()}
-        for name in rng.sample(sorted(about), rng.choice((0, 1, 2, 5))):
-            body[name] = self._odd(about[name])
-        return body
+        return {"input": self._items(), **self._fields(), **self._some(about, rng.choice((0, 1, 2, 5)))}
 
     def _responses_tool(self, depth: int) -> Any:
         kind = self._pick(("function", "custom", "namespace", "web_search"), ("local_shell", None))
@@ -265,13 +211,10 @@ class Bodies:
         }
         if item["type"] == "reasoning":
             item["content"] = None
-        for name in rng.sample(sorted(item), self._pick((0,), (0, 1, 5))):
-            item[name] = self._any(2)
-        return self._odd(item)
+        return self._spoiled(item)
 
     def _anthropic(self) -> dict[str, Any]:
         rng = self._rng
-        body = {"messages": self._turns(), **self._fields()}
         about: dict[str, Any] = {
             "system": rng.choice((rng.choice(TEXTS), _BILLING, [{"type": "text", "text": _BILLING}, self._block(1)])),
             "tools": [self._anthropic_tool() for _ in range(self._pick((1, 2), (0, 129)))],
@@ -287,9 +230,7 @@ class Bodies:
             "context_management": {"edits": [self._odd({"type": "clear_thinking_20251015"})]},
             "max_tokens": rng.choice((0, 1, self._most_tokens)),
         }
-        for name in rng.sample(sorted(about), rng.choice((0, 1, 2, 4))):
-            body[name] = self._odd(about[name])
-        return body
+        return {"messages": self._turns(), **self._fields(), **self._some(about, rng.choice((0, 1, 2, 4)))}
 
     def _anthropic_tool(self) -> Any:
         kind = self._rng.choice((None, "custom", "web_search_20250305", "bash_20250124", "mcp_toolset"))
@@ -327,9 +268,7 @@ class Bodies:
             "source": {"type": self._rng.choice(("text", "content", "base64")), "data": self._odd("a"), "content": "b"},
             "is_error": self._truth(),
         }
-        for name in self._rng.sample(sorted(block), self._pick((0,), (0, 1, 5))):
-            block[name] = self._any(2)
-        return self._odd(block)
+        return self._spoiled(block)
 
     def _tokenize(self) -> dict[str, Any]:
         switches = ("add_special", "parse_special", "with_pieces")
@@ -362,10 +301,8 @@ class Bodies:
         if draw < 0.8:
             return [self._prompt() for _ in range(rng.choice((1, 2, 3, 16, 17)))]
         if draw < 0.87:
-            return {
-                "prompt_string": self._odd("abc"),
-                **({"multimodal_data": self._any(1)} if rng.random() < 0.5 else {}),
-            }
+            pictures = {"multimodal_data": self._any(1)} if self._truth() else {}
+            return {"prompt_string": self._odd("abc"), **pictures}
         if draw < 0.9:
             return _LONG
         return self._any(3)
@@ -400,6 +337,16 @@ class Bodies:
         """Return a value, or at times something else."""
         return self._any(2) if self._rng.random() < self._oddness else value
 
+    def _some(self, about: Mapping[str, Any], count: int) -> dict[str, Any]:
+        """Return some fields, at times with something else in the place of their values."""
+        return {name: self._odd(about[name]) for name in self._rng.sample(sorted(about), count)}
+
+    def _spoiled(self, item: dict[str, Any]) -> Any:
+        """Return an object, in bodies that are not sound at times with other values, or something else."""
+        for name in self._rng.sample(sorted(item), self._pick((0,), (0, 1, 5))):
+            item[name] = self._any(2)
+        return self._odd(item)
+
     def _is_odd(self, share: float) -> bool:
         """Return whether something is to be wrong here, which it is in this share of the bodies that are not sound."""
         return self._oddness > 0 and self._rng.random() < share
@@ -419,29 +366,16 @@ class Bodies:
         return self._rng.choice((True, False, None)) if draw < 0.75 else self._rng.choice(TEXTS)
 
     def _biases(self) -> Any:
-        pairs = [
-            (
-                self._rng.choice((self._rng.randrange(4200), self._rng.choice(TEXTS))),
-                self._rng.choice((*NUMBERS, False)),
-            )
-            for _ in range(self._rng.choice((0, 1, 2, 40)))
-        ]
-        return (
-            [list(pair) for pair in pairs] if self._rng.random() < 0.5 else {str(token): bias for token, bias in pairs}
-        )
+        rng = self._rng
+        tokens = [rng.choice((rng.randrange(4200), rng.choice(TEXTS))) for _ in range(rng.choice((0, 1, 2, 40)))]
+        pairs = [(token, rng.choice((*NUMBERS, False))) for token in tokens]
+        return [list(pair) for pair in pairs] if self._truth() else {str(token): bias for token, bias in pairs}
 
     def _stops(self) -> Any:
         return [self._rng.choice(TEXTS) for _ in range(self._rng.choice((0, 1, 4, 64, 65)))]
 
     def _paths(self) -> Any:
-        names = (
-            "content",
-            "timings",
-            "timings/predicted_n",
-            "timings/speculative/drafters",
-            "generation_settings/seed",
-        )
-        return [self._rng.choice((*names, *TEXTS)) for _ in range(self._rng.randint(0, 5))]
+        return [self._rng.choice((*_PATHS, *TEXTS)) for _ in range(self._rng.randint(0, 5))]
 
     def _speculative(self) -> Any:
         fields = {
@@ -454,7 +388,7 @@ class Bodies:
             "p_min": self._rng.choice(NUMBERS),
             "verify": self._rng.choice(("coupled", "rejection")),
         }
-        return {name: self._odd(fields[name]) for name in self._rng.sample(sorted(fields), self._rng.randint(0, 4))}
+        return self._some(fields, self._rng.randint(0, 4))
 
     def _schema(self, depth: int) -> Any:
         """Return something that is mostly a JSON schema."""
@@ -475,32 +409,13 @@ class Bodies:
             "minLength": rng.choice(NUMBERS),
             "maxItems": rng.choice(NUMBERS),
         }
-        return {name: self._odd(parts[name]) for name in rng.sample(sorted(parts), rng.randint(1, 4))}
+        return self._some(parts, rng.randint(1, 4))
 
     def _grammar(self) -> Any:
-        return self._rng.choice(
-            (
-                *(
-                    'root ::= "a"',
-                    'root ::= ("a" | [b-d])* "."',
-                    "root ::= root",
-                    'root ::= root "a" | "b"',
-                    "root ::=",
-                ),
-                *(
-                    'root ::= "a"{1000000}',
-                    "{}{}",
-                    "root ::= [^a]+",
-                    'start: "a" /b+/',
-                    "start: %json {}",
-                    "root ::= (",
-                ),
-                'root ::= "' + "a" * 3000 + '"',
-            )
-        )
+        return self._rng.choice(_GRAMMARS)
 
     def _pattern(self) -> Any:
-        return self._rng.choice(("[a-c]{3}", "(a|b)*", "(", "(a{1,1000}){1,1000}", "\\p{L}+", "(?=a)", ""))
+        return self._rng.choice(_PATTERNS)
 
     def _format(self) -> Any:
         schema = self._schema(3)

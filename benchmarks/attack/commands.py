@@ -71,16 +71,7 @@ WRITING: Final[Mapping[str, Writing]] = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command did.
-
-    Attributes:
-        status: of its exit; ``None`` where it was killed for taking too long.
-        text: on standard output.
-        said: on standard error.
-        digest: of its result; ``None`` where it has none.
-        written_bytes: in all of its folder.
-        seconds: that it took.
-    """
+    """What a command did."""
 
     status: int | None
     text: str
@@ -92,14 +83,7 @@ class Done:
 
 @dataclass(slots=True)
 class Workplace:
-    """Where commands run.
-
-    Attributes:
-        folder: with the folder that is written to.
-        model: in F32.
-        variables: of the environment.
-        whole: what commands do where nothing happens.
-    """
+    """Where commands run."""
 
     folder: Path
     model: Path
@@ -116,11 +100,7 @@ class Workplace:
         self.out.mkdir(parents=True)
 
     async def undisturbed(self, name: str) -> Done:
-        """Return what a command does where nothing happens.
-
-        Raises:
-            AttackError: it fails.
-        """
+        """Return what a command does where nothing happens."""
         if name not in self.whole:
             self.clear()
             done = await self.run(name)
@@ -135,11 +115,7 @@ class Workplace:
 
 
 def check_again(name: str, again: Done, whole: Done) -> None:
-    """Check what a command did after something happened to it.
-
-    Raises:
-        AttackError: it is not what it does otherwise.
-    """
+    """Check what a command did after something happened to it."""
     if again.status != 0:
         raise AttackError(f"{name}: status {again.status}, {again.said[-500:]}")
     if (again.text, again.digest) != (whole.text, whole.digest):
@@ -147,11 +123,7 @@ def check_again(name: str, again: Done, whole: Done) -> None:
 
 
 def check_left(name: str, digest: str | None, whole: Done) -> None:
-    """Check what a command that did not come to its end has left: nothing, or all.
-
-    Raises:
-        AttackError: something in between.
-    """
+    """Check what a command that did not come to its end has left: nothing, or all."""
     if digest not in (None, whole.digest):
         raise AttackError(f"{name} left something that is not whole under its name")
 
@@ -260,11 +232,7 @@ async def full_disk(model: Path, folder: Path) -> AsyncIterator[Attempt]:
 
 
 def check_ending(name: str, done: Done, whole: Done) -> None:
-    """Check that a command that had no room has either done what it does, or said in a line that it cannot.
-
-    Raises:
-        AttackError: neither.
-    """
+    """Check that a command that had no room has either done what it does, or said in a line that it cannot."""
     if done.status is None:
         raise AttackError(f"{name} had not ended after {_LONGEST_S:g} s")
     if "Traceback" in done.said or done.status < 0:
@@ -298,16 +266,7 @@ def run(
     most_bytes: int | None = None,
     stderr: str | None = None,
 ) -> Done:
-    """Run a command to its end.
-
-    Args:
-        writing: the command.
-        out: the folder that it writes to.
-        model: in F32.
-        variables: of the environment, in addition.
-        most_bytes: size of the largest file that it may write.
-        stderr: file that its standard error goes to.
-    """
+    """Run a command to its end."""
 
     def bound() -> None:
         if most_bytes is not None:

@@ -30,12 +30,7 @@ _LOOK_S: Final = 0.1
 
 
 class Loader:
-    """The process, as a campaign sees it; one that ended is followed by another.
-
-    Args:
-        log: takes what it writes besides.
-        variables: of its environment, in addition.
-    """
+    """The process, as a campaign sees it; one that ended is followed by another."""
 
     def __init__(self, log: Path, variables: Mapping[str, str] | None = None) -> None:
         self._log = log
@@ -59,10 +54,6 @@ class Loader:
             path: of the model.
             task: ``answer``, ``plan`` to answer with what is kept, or ``convert``.
             within_s: longest that it may take.
-
-        Raises:
-            AttackError: the process ended, took too long or too much memory, or failed in another way than by an error
-                of paceline's.
         """
         if self._process is None:
             with self._log.open("wb") as log:

@@ -51,11 +51,7 @@ class Target:
     connections: int = 0
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes) -> Answer:
-        """Return the answer to a body.
-
-        Raises:
-            AttackError: it is an error of the server's own.
-        """
+        """Return the answer to a body."""
         if isinstance(body, bytes):
             request = request_bytes("POST", path, body, headers=self.headers)
         else:

@@ -48,14 +48,7 @@ _FREE_LINES, _LINES_EACH = 200, 3
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A kind of attack on a server.
-
-    Attributes:
-        weight: share of the time.
-        attempt: makes one try.
-        at_once: tries under way.
-        tls: whether the server speaks TLS.
-    """
+    """A kind of attack on a server."""
 
     weight: int
     attempt: Callable[[Target, Random], Awaitable[None]]
@@ -86,16 +79,7 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(slots=True)
 class Beside:
-    """What was seen beside the tries of a kind.
-
-    Attributes:
-        alone: what the undisturbed client noticed before.
-        noticed: what it noticed.
-        before_bytes: memory before.
-        after_bytes: memory once the server is idle again.
-        peak_bytes: most memory.
-        log_lines: lines of the log that were written.
-    """
+    """What was seen beside the tries of a kind."""
 
     alone: Noticed
     noticed: Noticed = field(default_factory=Noticed)
@@ -106,11 +90,7 @@ class Beside:
 
 
 class Attacked:
-    """A server of its own with its undisturbed client, which kinds are tried on one after the other.
-
-    Attributes:
-        whole: whether nothing has happened to it yet.
-    """
+    """A server of its own with its undisturbed client, which kinds are tried on one after the other."""
 
     def __init__(self, server: Server, tls: ssl.SSLContext | None, client: Undisturbed) -> None:
         self._server, self._tls = server, tls
@@ -120,16 +100,7 @@ class Attacked:
     @classmethod
     @contextlib.asynccontextmanager
     async def start(cls, folder: Path, model: Path, *, tls: bool) -> AsyncIterator[Attacked]:
-        """Start both; leaving ends them.
-
-        Args:
-            folder: for the log and the certificate.
-            model: that is served.
-            tls: whether it speaks TLS.
-
-        Raises:
-            CapabilityError: the server does not come up.
-        """
+        """Start both; leaving ends them."""
         flags = [*FLAGS, "-m", str(model), "--api-key", f"{_ATTACKER},{_OTHER}"]
         certificate, context = folder / "certificate.pem", None
         if tls:

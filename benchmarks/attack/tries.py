@@ -19,14 +19,7 @@ class AttackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What an attack brought about.
-
-    Attributes:
-        kind: of attack.
-        seed: of the campaign.
-        number: of the try; ``None`` where it was not one alone.
-        what: happened.
-    """
+    """What an attack brought about; ``number`` is that of the try, ``None`` where it was not one alone."""
 
     kind: str
     seed: int
@@ -45,15 +38,7 @@ Attempt = Callable[[random.Random], Awaitable[None]]
 
 @dataclass(slots=True)
 class Tries:
-    """The tries of a kind.
-
-    Attributes:
-        kind: its name.
-        seed: of the campaign.
-        only: number of the one try that is made, if it is one alone.
-        count: tries that came to their end.
-        failures: what they brought about.
-    """
+    """The tries of a kind, or ``only`` the one of that number; ``count`` is how many came to their end."""
 
     kind: str
     seed: int

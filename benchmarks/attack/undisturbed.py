@@ -61,11 +61,7 @@ class Noticed:
 
 
 class Undisturbed:
-    """The client's process, as a campaign sees it.
-
-    Attributes:
-        alone: what it noticed while nobody else asked.
-    """
+    """The client's process, as a campaign sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -74,13 +70,7 @@ class Undisturbed:
     @classmethod
     @contextlib.asynccontextmanager
     async def start(cls, port: int, key: str, certificate: str | None = None) -> AsyncIterator[Undisturbed]:
-        """Start the client and wait until it knows its texts; leaving ends it.
-
-        Args:
-            port: of the server.
-            key: that it asks by.
-            certificate: file of the server's, where it speaks TLS.
-        """
+        """Start the client and wait until it knows its texts; leaving ends it."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.attack.undisturbed",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -117,16 +107,7 @@ class Undisturbed:
 
 
 class Witness:
-    """The client itself, in its process.
-
-    Args:
-        port: of the server.
-        key: that it asks by.
-        tls: what the server's certificate is checked by, where it speaks TLS.
-
-    Attributes:
-        noticed: since it last began.
-    """
+    """The client itself, in its process."""
 
     def __init__(self, port: int, key: str, tls: ssl.SSLContext | None) -> None:
         self._port = port
@@ -136,11 +117,7 @@ class Witness:
         self.noticed = Noticed()
 
     async def learn(self) -> None:
-        """Find out what the texts are, and how long they take.
-
-        Raises:
-            ConnectionError: there are none.
-        """
+        """Find out what the texts are, and how long they take."""
         async with await self._connect() as connection:
             # What is read for the first time takes longer.
             for turn in range(2):

@@ -27,20 +27,7 @@ _DRIVERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia
 def build(
     sources: Path, folder: Path, targets: Sequence[str], *, with_cuda: bool, jobs: int, most_s: float, log: Path
 ) -> Path:
-    """Build programs and libraries of llama.cpp; return the folder they are in.
-
-    Args:
-        sources: of the pack.
-        folder: to build in.
-        targets: what to build.
-        with_cuda: with kernels for the cards of this machine.
-        jobs: compilers at once.
-        most_s: seconds after which it is given up.
-        log: all that is said goes to its end.
-
-    Raises:
-        FailedError: a tool is missing, or something cannot be built, or not in that time.
-    """
+    """Build programs and libraries of llama.cpp; return the folder they are in."""
     cmake, ninja = _program("cmake", "cmake/data/bin/cmake"), _program("ninja", "ninja/ninja")
     settings = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_OPENSSL=OFF", "-DGGML_CCACHE=OFF", f"-DGGML_CUDA={with_cuda}"]
     if compiles_amx_wrongly(os.environ.get("CXX", "c++")):
@@ -74,11 +61,7 @@ def compiles_amx_wrongly(compiler: str) -> bool:
 
 
 def _program(name: str, brought: str) -> str:
-    """Return a program's path: of the one that the pack brings, or else the machine's own, which may be too old.
-
-    Raises:
-        FailedError: there is none.
-    """
+    """Return a program's path: of the one that the pack brings, or else the machine's own, which may be too old."""
     for place in _site_folders():
         path = place / brought
         if path.is_file():
@@ -90,11 +73,7 @@ def _program(name: str, brought: str) -> str:
 
 
 def _cuda_settings() -> Iterator[str]:
-    """Yield what CMake is to be told of the toolkit, and of what may lie elsewhere.
-
-    Raises:
-        FailedError: there is no compiler, or no cuBLAS.
-    """
+    """Yield what CMake is to be told of the toolkit, and of what may lie elsewhere."""
     compiler = os.environ.get("CUDACXX") or shutil.which("nvcc")
     if compiler is None:
         found = sorted(Path("/").glob(f"{_TOOLKITS[1:]}/bin/nvcc"))

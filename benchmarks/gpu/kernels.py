@@ -79,11 +79,7 @@ struct ggml_backend_cuda_context;
 
 
 def cut_kernels(sources: Path) -> list[str]:
-    """Take instances out of llama.cpp's sources that the measured models do not use; return their names.
-
-    Raises:
-        EngineError: the sources are others than those that this was written for.
-    """
+    """Take instances out of llama.cpp's sources that the measured models do not use; return their names."""
     folder = sources / _CUDA
     stubs, names = [_HEAD], []
     for macro, family in _FAMILIES.items():

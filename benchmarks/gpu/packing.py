@@ -83,30 +83,14 @@ add_subdirectory(llama.cpp/tools/llama-bench)
 
 
 class Pack(NamedTuple):
-    """What was packed.
-
-    Attributes:
-        size: of the pack, in bytes.
-        planner: ``"compiled"`` or ``"interpreted"``.
-    """
+    """What was packed."""
 
     size: int
     planner: str
 
 
 def make_pack(destination: Path, *, python: str, there: Sequence[str] = (), all_kernels: bool = False) -> Pack:
-    """Write a pack, with the planner compiled where that Python is here, too, with its headers.
-
-    Args:
-        destination: the file to write, which any Python of that version runs.
-        python: version of the Python there, such as ``"3.12"``.
-        there: packages that are there already and are left out, by name.
-        all_kernels: build those too that the models measured here do not use.
-
-    Raises:
-        InputError: the version is none, a package cannot be left out, or the pack would be too large.
-        EngineError: something cannot be had.
-    """
+    """Write a pack, with the planner compiled where that Python is here, too, with its headers."""
     if re.fullmatch(r"3\.\d+", python) is None:
         raise InputError(f"--python {python}: give a version such as 3.12, the one that torch is installed for there")
     with tempfile.TemporaryDirectory() as temporary:

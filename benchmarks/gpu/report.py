@@ -31,12 +31,7 @@ NOTES: Final = (
 
 
 def results_of(lines: Iterable[Figures], date: str) -> dict[str, Any]:
-    """Return the table of a run as ``docs/results`` has it, whatever has been measured of it.
-
-    Args:
-        lines: as they were written.
-        date: of the run, as ``YYYY-MM-DD``.
-    """
+    """Return the table of a run as ``docs/results`` has it, whatever has been measured of it."""
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     lines = list(lines)
     machine, command, tokens = "an unknown machine", "", 0

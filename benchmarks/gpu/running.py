@@ -63,17 +63,7 @@ def plan_of(sizes: Sequence[str]) -> Plan:
 
 
 class Run:
-    """One run of a pack.
-
-    Args:
-        folder: the unpacked pack; all that is made lies in it.
-        backend: ``"CUDA"`` or ``"CPU"``.
-        tokens: of an answer.
-        jobs: compilers at once.
-        lines: file for the lines.
-        results: file for the table.
-        patience: times as long as on a card that a step may take.
-    """
+    """One run of a pack."""
 
     def __init__(
         self, folder: Path, backend: str, tokens: int, jobs: int, lines: Path, results: Path, patience: float = 1.0
@@ -157,11 +147,7 @@ class Run:
                 self._model(engine, model)
 
     def _model(self, engine: str, name: str) -> tuple[Path, Path]:
-        """Return a model and its draft, made if they are not there yet.
-
-        Raises:
-            FailedError: it cannot be made.
-        """
+        """Return a model and its draft, made if they are not there yet."""
         size, _, file_type = name.partition(" in ")
         with self._making:
             if engine == LLAMA:

@@ -23,14 +23,7 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to measure.
-
-    Attributes:
-        name: as lines have it.
-        least_s: seconds below which it is not begun.
-        most_s: seconds that it may take.
-        run: does it within so many seconds, and yields figures as they come.
-    """
+    """Something to measure."""
 
     name: str
     least_s: float
@@ -39,14 +32,7 @@ class Step:
 
 
 def run_steps(steps: Iterable[Step], until_s: float, clock: Clock, write: Callable[[Figures], None]) -> None:
-    """Run steps in their order; write a line for each figure, for each failure and for each that had no time.
-
-    Args:
-        steps: the most important first.
-        until_s: time of the clock at which all of it ends.
-        clock: by which time is told.
-        write: takes a line, at once.
-    """
+    """Run steps in their order; write a line for each figure, for each failure and for each that had no time."""
     for step in steps:
         began_s = clock.now_s()
         left_s = until_s - began_s
@@ -67,15 +53,7 @@ def run_steps(steps: Iterable[Step], until_s: float, clock: Clock, write: Callab
 
 @contextlib.contextmanager
 def ended_after(process: subprocess.Popen[Any], most_s: float) -> Iterator[None]:
-    """End a process after so many seconds, or where the block is left, with all that it started.
-
-    Args:
-        process: the first of a session of its own.
-        most_s: seconds from now.
-
-    Raises:
-        FailedError: it took longer.
-    """
+    """End a process after so many seconds, or where the block is left, with all that it started."""
     late = threading.Event()
 
     def end() -> None:

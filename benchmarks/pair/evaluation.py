@@ -52,12 +52,7 @@ LOOPING_BAR = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A way to sample.
-
-    Attributes:
-        temperature: 0 is greedy.
-        filters: whether the default top-k, top-p and min-p apply.
-    """
+    """A way to sample."""
 
     temperature: float
     filters: bool = True
@@ -92,14 +87,7 @@ _FULL = (GREEDY, SAMPLED)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something the pair was made to reach.
-
-    Attributes:
-        name: what is measured.
-        value: the figure; ``None`` if there is none.
-        wanted: the bar in words.
-        met: whether it is reached.
-    """
+    """Something the pair was made to reach."""
 
     name: str
     value: float | None
@@ -179,14 +167,7 @@ class _Writing:
 
 
 class Evaluation:
-    """Takes texts one after the other, and keeps the tallies.
-
-    Args:
-        model: the pair, with a draft model as its only drafter and a policy that drafts to a fixed length.
-        max_tokens: tokens of an answer in the greedy and in the sampled setting.
-        seed: of the first text; each next one has the next seed.
-        advance: told how much work was done, in tokens that the pair could have written meanwhile.
-    """
+    """Takes texts one after the other, and keeps the tallies."""
 
     def __init__(self, model: Model, *, max_tokens: int, seed: int, advance: Callable[[float], None]) -> None:
         (drafter,) = model.drafters

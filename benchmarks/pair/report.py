@@ -31,14 +31,7 @@ _WRITTEN = (GREEDY, SAMPLED)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in words.
-
-    Attributes:
-        title: what it shows.
-        note: how it was measured.
-        columns: headings; the first column names the row.
-        rows: cells.
-    """
+    """A table in words."""
 
     title: str
     note: str
@@ -76,13 +69,7 @@ def print_tables(console: Console, shown: Sequence[Table], figures: Figures) -> 
 
 
 def markdown(shown: Sequence[Table], figures: Figures, files: Mapping[str, str]) -> str:
-    """Return the tables as Markdown.
-
-    Args:
-        shown: the tables.
-        figures: for the bars and the number of texts.
-        files: the names of the target's and the draft's file.
-    """
+    """Return the tables as Markdown."""
     texts = ", ".join(f"{count} of {kind}" for kind, count in figures.texts.items())
     lines = [
         f"Measured on `{files['target']}` and `{files['draft']}` as the engine runs them, on held-out texts "

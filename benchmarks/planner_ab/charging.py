@@ -31,11 +31,7 @@ def own_times_of(plain: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict
 
 
 class MidwayDrift:
-    """A machine whose passes take :data:`SLOWER` times as long from the middle of one answer to that of the next.
-
-    Args:
-        recordings: that are replayed, one after the other.
-    """
+    """A machine whose passes take :data:`SLOWER` times as long from the middle of one answer to that of the next."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._middles = [len(recording.token_ids) // 2 for recording in recordings]
@@ -58,15 +54,7 @@ class MidwayDrift:
 
 
 class Charged(PolicyBase):
-    """A policy whose decisions move the clock.
-
-    Args:
-        policy: decides.
-        clock: the replay's.
-        own_times: what decisions take.
-        factor: how many times as long they take here.
-        drift: hears where answers are.
-    """
+    """A policy whose decisions move the clock."""
 
     def __init__(
         self, policy: Policy, clock: VirtualClock, own_times: OwnTimes, factor: float, drift: MidwayDrift | None = None

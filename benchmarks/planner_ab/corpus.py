@@ -72,11 +72,7 @@ class Corpus:
         return "0.8" if self.sampled else "greedy"
 
     def halves(self, laps: int = LAPS, folder: Path = FOLDER) -> dict[str, list[list[Recording]]]:
-        """Read the recordings; return the first ``laps`` laps of each half.
-
-        Raises:
-            InputError: the file is missing, or not the one that was frozen.
-        """
+        """Read the recordings; return the first ``laps`` laps of each half."""
         path = folder / f"{self.name}.npz"
         if folder == FOLDER:
             _check_frozen(path)
@@ -140,11 +136,7 @@ _CACHES_STAY_WARM: Final = ("embedded-pair", "h100-llama-8b-q4_0", "h100-torch-1
 
 
 def priced(name: str) -> Priced:
-    """Return the costs of a name among :data:`PROFILES`.
-
-    Raises:
-        InputError: there is none such, or its file is missing or damaged.
-    """
+    """Return the costs of a name among :data:`PROFILES`."""
     own_factor = 1.0 if name in _CACHES_STAY_WARM else BESIDE_CPU_PASSES
     if name in COMPUTED:
         return Priced(COMPUTED[name], own_factor)

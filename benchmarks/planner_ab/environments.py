@@ -59,15 +59,7 @@ _OWN_TIME: Final = "benchmarks/planner_ab/own_time.py"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A revision that can be run.
-
-    Attributes:
-        name: as it was given.
-        commit: its commit, or the working tree's tree.
-        package: the folder in which it is installed.
-        replays: the folder of its benchmarks.
-        kept: the folder for what its policies take.
-    """
+    """A revision that can be run."""
 
     name: str
     commit: str
@@ -102,11 +94,7 @@ class Environment:
         return self.kept / f"{hashlib.sha256(policy.encode() + content).hexdigest()[:16]}.json"
 
     async def run(self, job: Job, told: Callable[[Result], object]) -> list[Result]:
-        """Do a job in a worker of the revision's, and return its results; each is told as it comes.
-
-        Raises:
-            EngineError: it failed.
-        """
+        """Do a job in a worker of the revision's, and return its results; each is told as it comes."""
         paths = os.pathsep.join([str(self.package / "site"), str(self.replays)])
         # Nothing of the folder it is called in (-P).
         command = [sys.executable, "-P", "-m", "benchmarks.planner_ab.worker"]
@@ -136,11 +124,7 @@ class Environment:
 
 
 def run_all(jobs: Sequence[tuple[Environment, Job]], told: Callable[[Result], object]) -> list[list[Result]]:
-    """Do jobs at once, and return the results of each.
-
-    Raises:
-        EngineError: a worker failed; the others are ended.
-    """
+    """Do jobs at once, and return the results of each."""
 
     async def run() -> list[list[Result]]:
         async with asyncio.TaskGroup() as group:
@@ -154,12 +138,7 @@ def run_all(jobs: Sequence[tuple[Environment, Job]], told: Callable[[Result], ob
 
 
 def environment(revision: str | None) -> Environment:
-    """Return the environment of a revision, built if it was not yet; of the working tree, if none is named.
-
-    Raises:
-        InputError: there is no such revision, or it has no gate.
-        EngineError: it cannot be built.
-    """
+    """Return the environment of a revision, built if it was not yet; of the working tree, if none is named."""
     name = WORKING_TREE if revision is None else revision
     tree = _working_tree() if revision is None else _commit(revision)
     if not _git("ls-tree", tree, "--", _WORKER):

@@ -23,9 +23,6 @@ def builder(spec: str) -> Build:
     Args:
         spec: a name, ``fixed N``, or ``FILE.py:NAME``; the function of that name is given what passes cost and what an
             earlier process learned, or ``None``.
-
-    Raises:
-        InputError: there is no such policy, or no such function.
     """
     if spec in ADAPTIVE_POLICIES:
         return lambda costs, learned: build_policy(spec, costs=costs, learned=learned)

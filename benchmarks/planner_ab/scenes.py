@@ -71,16 +71,7 @@ def seconds(
     *,
     drafters: Sequence[str] | None = None,
 ) -> list[float]:
-    """Return the seconds that each text takes under a policy, lap after lap, from its first token to its last.
-
-    Args:
-        scene: how they are met.
-        laps: of a half of the corpus.
-        priced: what passes cost.
-        build: the policy.
-        own_times: what it takes itself.
-        drafters: by default all that were recorded.
-    """
+    """Return the seconds that each text takes under a policy, lap after lap, from its first token to its last."""
     run = _Runner(scene, priced, build, own_times, drafters)
     texts = [recording for lap in laps for recording in lap]
     if scene.lives == "half":

@@ -15,15 +15,7 @@ from paceline.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of those that are compared.
-
-    Attributes:
-        environment: its revision, installed.
-        policy: as the command line names it.
-        own_times: what it takes to decide, by models.
-        cells: the profiles and corpora it has, that go together.
-        scenes: how it can meet texts.
-    """
+    """One of those that are compared."""
 
     environment: Environment
     policy: str
@@ -43,16 +35,7 @@ class Side:
 
 
 def side_of(revision: str | None, policy: str) -> Side:
-    """Install a revision, and measure what a policy of it takes to decide, each unless it was done before.
-
-    Args:
-        revision: ``None`` for the working tree.
-        policy: as the command line names it.
-
-    Raises:
-        InputError: there is no such revision, or it cannot be used.
-        EngineError: it cannot be built or run.
-    """
+    """Install a revision, and measure what a policy of it takes to decide, each unless it was done before."""
     with progress_bar() as bar:
         bar.add_task(f"{revision or 'working tree'}: compiling the planner, unless it was before", total=None)
         made = environment(revision)
@@ -71,11 +54,7 @@ def side_of(revision: str | None, policy: str) -> Side:
 
 
 def chosen_profiles(sides: Sequence[Side], chosen: Sequence[str] | None) -> list[str]:
-    """Return the profiles that all sides have, or those chosen of them.
-
-    Raises:
-        InputError: one is chosen that a side has not.
-    """
+    """Return the profiles that all sides have, or those chosen of them."""
     each = [dict.fromkeys(profile for profile, _ in side.cells) for side in sides]
     common = [profile for profile in each[-1] if all(profile in one for one in each)]
     for name in chosen or ():

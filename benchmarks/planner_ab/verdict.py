@@ -32,20 +32,7 @@ _SEED: Final = 0
 
 
 class Answer(NamedTuple):
-    """What became of one text in one scene, with one profile of costs.
-
-    Attributes:
-        profile: what passes cost.
-        corpus: the file of the text.
-        models: whose text it is.
-        temperature: as tables say it.
-        half: of the corpus.
-        scene: how the text was met.
-        text: its name, the workload first.
-        plain_s: seconds it took plainly, from the first token to the last,
-        old_s: under the old policy, and
-        new_s: under the new one.
-    """
+    """What became of one text in one scene, with one profile of costs."""
 
     profile: str
     corpus: str
@@ -138,9 +125,6 @@ def more_low(differences: Iterable[int]) -> float:
     It is McNemar's exact test, one-sided, for answers that come in clusters: for each text, its low answers under the
     new policy less those under the old one keep their size and get either sign. Where every text has one answer that is
     the binomial test of the answers that changed.
-
-    Args:
-        differences: for each text, low answers under the new policy less those under the old.
     """
     changed = [difference for difference in differences if difference]
     total = sum(map(abs, changed))

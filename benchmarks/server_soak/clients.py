@@ -37,13 +37,7 @@ class SoakError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Makes one request, or a few.
-
-    Attributes:
-        port: of the server.
-        rng: of all choices.
-        headers: of all requests; a key, where the server asks for one.
-    """
+    """Makes one request, or a few."""
 
     port: int
     rng: random.Random
@@ -315,11 +309,7 @@ BEHAVIOURS: Final[Sequence[tuple[int, Behaviour]]] = (
 
 
 def _checked(answer: Answer, expected: int) -> str:
-    """Return what an answer's status says: the expected one, or that the queue is full.
-
-    Raises:
-        SoakError: it says something else.
-    """
+    """Return what an answer's status says: the expected one, or that the queue is full."""
     return _checked_head(answer.head, expected, answer.body)
 
 

@@ -39,13 +39,7 @@ FLAGS: Final = (
 
 @dataclass(slots=True)
 class Tally:
-    """What became of requests.
-
-    Attributes:
-        outcomes: how many ended how, by what the client did.
-        failures: what no client may see.
-        times_full: how often a client was told to come again, which it did.
-    """
+    """What became of requests."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -55,17 +49,7 @@ class Tally:
 async def soak(
     requests: int, *, seed: int, log: Path, progress: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Soak a server, and return the figures.
-
-    Args:
-        requests: clients in all.
-        seed: of all choices.
-        log: takes all that the server writes.
-        progress: told how far it is.
-
-    Raises:
-        SoakError: the server failed a client, kept something, or did not end as it should.
-    """
+    """Soak a server, and return the figures."""
     rng, tally = random.Random(seed), Tally()
     with Server.start(FLAGS, log) as server:
         resident = [server.resident_bytes()]

@@ -17,12 +17,7 @@ HOST: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of an answer.
-
-    Attributes:
-        status: of the answer.
-        headers: by their names in lower case.
-    """
+    """The beginning of an answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,12 +25,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer.
-
-    Attributes:
-        head: its beginning.
-        body: what follows, without the frames of chunks.
-    """
+    """A whole answer."""
 
     head: Head
     body: bytes
@@ -86,13 +76,7 @@ class Connection:
     async def open(
         cls, port: int, *, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None
     ) -> Connection:
-        """Connect.
-
-        Args:
-            port: of the server.
-            receive_bytes: size of the buffer that the kernel receives into; by default the kernel's choice.
-            tls: what the server's certificate is checked by, where it speaks TLS.
-        """
+        """Connect."""
         own = socket.socket()
         own.setblocking(False)
         if receive_bytes is not None:
@@ -128,11 +112,7 @@ class Connection:
         await self.writer.drain()
 
     async def head(self) -> Head:
-        """Read the beginning of an answer.
-
-        Raises:
-            ConnectionError: there is none.
-        """
+        """Read the beginning of an answer."""
         try:
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         except asyncio.IncompleteReadError as error:

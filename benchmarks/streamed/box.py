@@ -64,13 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The control groups of a box, as anybody may read them.
-
-    Attributes:
-        memory: folder of the one that bounds memory.
-        disk: of the one that bounds reads.
-        device: numbers of the disk, such as ``254:0``.
-    """
+    """The control groups of a box, as anybody may read them."""
 
     memory: Path
     disk: Path
@@ -102,13 +96,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job.
-
-    Attributes:
-        results: as the process told them, in its order.
-        killed: the system ended it, as it needed more memory than there is.
-        peak_bytes: most memory that it held at once, pages of files included; 0 without a box.
-    """
+    """What came of a job."""
 
     results: list[dict[str, Any]] = field(default_factory=list)
     killed: bool = False
@@ -116,19 +104,7 @@ class Outcome:
 
 
 def measure_in_box(model: Path, limits: Limits | None, cache: Path, job: Mapping[str, Any]) -> Outcome:
-    """Measure passes in a process of its own; nothing of the model lies in the page cache when it starts.
-
-    Args:
-        model: the file of the target, of a split model the first.
-        limits: of the box; ``None`` for none.
-        cache: folder for what paceline keeps, in place of the user's.
-        job: what; see :mod:`benchmarks.streamed.passing`.
-
-    Raises:
-        CapabilityError: no box can be made here.
-        InputError: the process says that it cannot do what was asked.
-        EngineError: it failed.
-    """
+    """Measure passes in a process of its own; nothing of the model lies in the page cache when it starts."""
     for path in part_paths(model):
         drop_cached(path)
     command: Sequence[str] = [sys.executable, "-m", "benchmarks.streamed.passing"]
@@ -163,11 +139,7 @@ def measure_in_box(model: Path, limits: Limits | None, cache: Path, job: Mapping
 
 
 def device_of(path: Path) -> str:
-    """Return the numbers of the disk that a file lies on, such as ``254:0``; of the whole disk, as its reads are its.
-
-    Raises:
-        CapabilityError: it lies on none, as in a file system in memory or on another machine.
-    """
+    """Return the numbers of the disk that a file lies on, such as ``254:0``; of the whole disk, as its reads are its."""
     number = path.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     folder = _DEVICES / device
@@ -190,12 +162,7 @@ def drop_cached(path: Path) -> None:
 
 @contextlib.contextmanager
 def groups(limits: Limits, device: str) -> Iterator[Groups]:
-    """Yield the control groups of a box; they are gone afterwards.
-
-    Raises:
-        CapabilityError: this system has none of version 1, or does not let this process make any.
-        InputError: the system refuses the limits.
-    """
+    """Yield the control groups of a box; they are gone afterwards."""
     if sys.platform != "linux":
         raise CapabilityError(f"a box is made of Linux's control groups, and this is {sys.platform}")
     name = f"paceline-{os.getpid()}-{next(_numbers)}"

@@ -97,11 +97,7 @@ def streamed_passes(
 
 
 def limits_of(memory: str, limit: str | None, rate: str | None) -> Limits:
-    """Return what the box allows.
-
-    Raises:
-        InputError: a size is none, or the box is smaller than what the process may hold.
-    """
+    """Return what the box allows."""
     memory_bytes = parse_bytes(memory)
     limit_bytes = memory_bytes if limit is None else parse_bytes(limit)
     if limit_bytes < memory_bytes:
@@ -150,13 +146,7 @@ class Found:
 
 
 def summary(found: Mapping[str, Found], limits: Limits, widths: Sequence[int]) -> dict[str, Any]:
-    """Return what passes took and what follows of it, as plain data.
-
-    Args:
-        found: by variant.
-        limits: of the box.
-        widths: of passes.
-    """
+    """Return what passes took and what follows of it, as plain data."""
     variants = {name: _variant(one) for name, one in found.items()}
     mapped, streamed = (variants[name]["passes"] for name in (MMAP, STREAMED))
     # None where all fits, or a process was ended before any load.

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from benchmarks.attack import command, undisturbed
 from benchmarks.attack.bodies import ROUTES, Bodies
-from benchmarks.attack.campaign import Row
+from benchmarks.attack.command import Row
 from benchmarks.attack.commands import Done, Writing, check_again, check_ending, check_left, run
 from benchmarks.attack.files import damage_json
 from benchmarks.attack.requests import Target, smuggling
@@ -387,9 +387,9 @@ def test_failures_are_told_with_how_to_try_again(
     beside = Beside(Noticed(answers=3, longest_gap_s=0.02), noticed, 100 << 20, 110 << 20, 2 << 30, 77)
     rows = [Row("grammars", 30, 1.0, failures, beside), Row("kept", 5, 1.0)]
 
-    async def campaign(plan: Any, progress: Any) -> list[Row]:
-        assert (list(plan.kinds), plan.seed, plan.only) == (["grammars", "kept"], 4, None)
-        assert plan.model.exists()
+    async def campaign(kinds: Sequence[Tries], seconds: float, model: Path, *_: object) -> list[Row]:
+        assert list(kinds) == [Tries("grammars", 4), Tries("kept", 4)]
+        assert model.exists()
         return rows
 
     monkeypatch.setattr(command, "campaign", campaign)
