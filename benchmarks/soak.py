@@ -161,7 +161,10 @@ def misuse(
     consumers: Sequence[Consumer] = CONSUMERS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Counter[str]:
-    """Make requests, of which some are left alone and all others misused, and check those that were left alone."""
+    """Make requests, of which some are left alone and all others misused, and check those that were left alone.
+
+    The model has room for :data:`MAX_OPEN` answers and two more. Returns how many requests were used how.
+    """
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     alone: list[tuple[Expected, paceline.Stream, Iterator[Any]]] = []

@@ -63,7 +63,7 @@ def plan_of(sizes: Sequence[str]) -> Plan:
 
 
 class Run:
-    """One run of a pack."""
+    """One run of a pack; a step may take ``patience`` times as long as on a card."""
 
     def __init__(
         self, folder: Path, backend: str, tokens: int, jobs: int, lines: Path, results: Path, patience: float = 1.0

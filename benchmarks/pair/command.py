@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS, Evaluation, Figures, work
 from benchmarks.pair.report import markdown, print_tables, tables
-from benchmarks.reporting import progress_bar
+from benchmarks.reporting import JsonOption, ThreadsOption, console, progress_bar, split, write_figures
 from paceline.api import Model, load
 from paceline.atomic_output import atomic_file
 from paceline.cli.outputs import check_outputs
 from paceline.core.errors import InputError
-from paceline.core.params import MAX_SEED
 from paceline.engines.options import ModelOptions
-from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model
 from paceline.planning.policies.fixed import FixedPolicy
@@ -36,10 +32,6 @@ python -m benchmarks pair --prompts 4 --kinds code,logs
 python -m benchmarks pair --target new-target.gguf --draft new-draft.gguf --json pair.json --markdown pair.md
 """
 
-_PIECE = 1 << 20
-_STDOUT = Path("-")
-_PIPE_WIDTH = 120
-
 
 def pair(
     target: Annotated[
@@ -53,18 +45,15 @@ def pair(
         str | None, typer.Option("--draft", help="Draft model with the same vocabulary. \\[the embedded one]")
     ] = None,
     prompts: Annotated[
-        int, typer.Option("--prompts", help="Held-out texts of each kind, or all there are if fewer.")
+        int, typer.Option("--prompts", help="Held-out texts of each kind, or all there are if fewer.", min=1)
     ] = 40,
-    tokens: Annotated[int, typer.Option("--tokens", help=f"Length of an answer, {MAX_ANSWER} at most.")] = 256,
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of an answer.", min=1, max=MAX_ANSWER)] = 256,
     kinds: Annotated[
         str, typer.Option("--kinds", help=f"Among {', '.join(HELDOUT_KINDS)}.", metavar="NAME[,...]")
     ] = ",".join(HELDOUT_KINDS),
-    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads. \\[one a core]")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first text; each next one has the next seed.")] = 0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write all figures here; - is standard output.", metavar="FILE"),
-    ] = None,
+    threads: ThreadsOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first text; each next one has the next.", min=0)] = 0,
+    json_file: JsonOption = None,
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", help="Write the tables here too, for a model card.", metavar="FILE")
     ] = None,
@@ -75,20 +64,15 @@ def pair(
     """
     if target is not None and draft is None:
         raise InputError("--target without --draft: name the draft model that goes with it")
-    _check_range("--prompts", prompts, 1, None)
-    _check_range("--tokens", tokens, 1, MAX_ANSWER)
-    # Each text has the next seed.
-    _check_range("--seed", seed, 0, MAX_SEED - prompts * len(HELDOUT_KINDS))
-    if threads is not None:
-        _check_range("--threads", threads, 1, None)
-    names = _names(kinds)
-    files = {"--json": json_file, "--markdown": markdown_file}
-    check_outputs({option: None if file == _STDOUT else file for option, file in files.items()})
+    names = list(dict.fromkeys(split(kinds)))
+    texts = {name: heldout(name)[:prompts] for name in names}
+    if not texts:
+        raise InputError(f"--kinds names no kind of text: choose from {', '.join(HELDOUT_KINDS)}")
+    check_outputs({"--json": json_file, "--markdown": markdown_file})
     paths = {
         "target": embedded_target() if target is None else resolve_model(target),
         "draft": embedded_draft() if draft is None else resolve_model(draft),
     }
-    texts = {name: heldout(name)[:prompts] for name in names}
     started_s = time.perf_counter()
     options = {
         name: ModelOptions(path, threads=threads, context_length=CONTEXT_TOKENS, model_defaults=False)
@@ -96,22 +80,19 @@ def pair(
     }
     with load(options["target"], draft=options["draft"], policy=FixedPolicy(DRAFT_LENGTH, p_min=0.0)) as model:
         figures = evaluate(model, texts, tokens, seed)
-    shown = tables(figures, tokens)
     report = {
         "options": {"prompts": prompts, "tokens": tokens, "kinds": names, "threads": threads, "seed": seed},
         "files": {name: _identity(path) for name, path in paths.items()},
         "seconds": time.perf_counter() - started_s,
         **figures.as_json(),
     }
-    if _STDOUT not in (json_file, markdown_file):
-        console = Console(highlight=False, emoji=False)
-        if not console.is_terminal:
-            console.width = _PIPE_WIDTH
-        print_tables(console, shown, figures)
-    if json_file is not None:
-        _write(json_file, json.dumps({"machine": machine(), "pair": report}))
+    shown = tables(figures, tokens)
+    print_tables(console(), shown, figures)
+    write_figures("pair", report, json_file)
     if markdown_file is not None:
-        _write(markdown_file, markdown(shown, figures, {name: path.name for name, path in paths.items()}))
+        with atomic_file(markdown_file) as partial:
+            text = markdown(shown, figures, {name: path.name for name, path in paths.items()})
+            partial.write_text(text + "\n", encoding="utf-8")
 
 
 def evaluate(model: Model, texts: dict[str, list[str]], max_tokens: int, seed: int) -> Figures:
@@ -128,38 +109,10 @@ def evaluate(model: Model, texts: dict[str, list[str]], max_tokens: int, seed: i
     return evaluation.figures()
 
 
-def _names(kinds: str) -> list[str]:
-    names = [name.strip() for name in kinds.split(",") if name.strip()]
-    if not names:
-        raise InputError(f"--kinds names no kind of text: choose from {', '.join(HELDOUT_KINDS)}")
-    for index, name in enumerate(names):
-        if name not in HELDOUT_KINDS:
-            raise InputError(f"there is no held-out text of kind {name!r}; choose from {', '.join(HELDOUT_KINDS)}")
-        if name in names[:index]:
-            raise InputError(f"--kinds names {name} twice: name each kind once")
-    return names
-
-
-def _check_range(option: str, value: int, low: int, high: int | None) -> None:
-    if value < low or (high is not None and value > high):
-        raise InputError(f"{option} {value} is out of range: give {low} {'or more' if high is None else f'to {high}'}")
-
-
 def _identity(path: Path) -> dict[str, Any]:
     """Return a model's name and, of a file, its size in bytes and its SHA-256."""
     if path.is_dir():
         return {"name": path.name}
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+        digest = hashlib.file_digest(file, "sha256")
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a line or more; a file appears only when it is complete."""
-    if file == _STDOUT:
-        print(text)
-        return
-    with atomic_file(file) as partial:
-        partial.write_text(text + "\n", encoding="utf-8")

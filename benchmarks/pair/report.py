@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from benchmarks.pair.evaluation import (
     COPIED_TOKENS,
@@ -21,6 +20,7 @@ from benchmarks.pair.evaluation import (
     Figures,
     Setting,
 )
+from benchmarks.reporting import table
 from paceline.core.params import SamplingParams
 from paceline.lab.intervals import ALL, Ratio, Share
 from paceline.lab.task import LOOPING_BELOW
@@ -55,15 +55,13 @@ def tables(figures: Figures, max_tokens: int) -> list[Table]:
 
 def print_tables(console: Console, shown: Sequence[Table], figures: Figures) -> None:
     """Print the tables, and the bars below them."""
-    for table in shown:
-        rendered = RichTable(title=table.title, title_justify="left")
-        for index, column in enumerate(table.columns):
-            rendered.add_column(column, justify="right" if index else "left")
-        for row in table.rows:
-            rendered.add_row(*row)
-        console.print(rendered)
+    for each in shown:
+        made = table(each.title, *each.columns)
+        for row in each.rows:
+            made.add_row(*row)
+        console.print(made)
         # Not as the table's caption, which would be as narrow as the table.
-        console.print(table.note, style="dim", markup=False)
+        console.print(each.note, style="dim", markup=False)
         console.print()
     console.print("\n".join(_bars(figures)), markup=False)
 
@@ -79,10 +77,10 @@ def markdown(shown: Sequence[Table], figures: Figures, files: Mapping[str, str])
         *(f"- {bar}" for bar in _bars(figures)),
         "",
     ]
-    for table in shown:
-        rules = ["---", *["---:"] * (len(table.columns) - 1)]
-        lines += [f"### {table.title}", "", table.note, ""]
-        lines += [f"| {' | '.join(row)} |" for row in (table.columns, rules, *table.rows)]
+    for each in shown:
+        rules = ["---", *["---:"] * (len(each.columns) - 1)]
+        lines += [f"### {each.title}", "", each.note, ""]
+        lines += [f"| {' | '.join(row)} |" for row in (each.columns, rules, *each.rows)]
         lines.append("")
     return "\n".join(lines[:-1])
 

@@ -54,7 +54,7 @@ class MidwayDrift:
 
 
 class Charged(PolicyBase):
-    """A policy whose decisions move the clock."""
+    """A policy whose decisions move the clock, by ``factor`` times what they take in a replay."""
 
     def __init__(
         self, policy: Policy, clock: VirtualClock, own_times: OwnTimes, factor: float, drift: MidwayDrift | None = None

@@ -139,7 +139,7 @@ def measure_in_box(model: Path, limits: Limits | None, cache: Path, job: Mapping
 
 
 def device_of(path: Path) -> str:
-    """Return the numbers of the disk that a file lies on, such as ``254:0``; of the whole disk, as its reads are its."""
+    """Return the numbers of the disk that a file lies on, such as ``254:0``: of the whole disk, whose reads count."""
     number = path.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     folder = _DEVICES / device
