@@ -33,7 +33,7 @@ from paceline.conversion.convert.sentencepiece_model import merges_to_scores, sc
 from paceline.conversion.quantize import quantize_gguf
 from paceline.core.errors import InputError, ModelFileError, ModelWarning
 from paceline.engines.llama_cpp.ends import read_end_ids
-from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from paceline.models.embedded import embedded_draft, heldout
 from tests.lab.llama_files import SMALL, write_llama
 from tests.models.helpers import edited_gguf, metadata, split_gguf, with_last_tokens
 from tests.tiers import some_long
@@ -194,60 +194,60 @@ def random_model(folder: Path, tokenizer_of: Path, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The embedded target as llama.cpp itself makes it F32, as a folder of that, and as a file of that folder."""
-    base = tmp_path_factory.mktemp("target")
-    paths = {"gguf": base / "target-f32.gguf", "folder": base / "folder", "again": base / "again.gguf"}
-    quantize_gguf(embedded_target(), paths["gguf"], "F32")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The embedded draft as llama.cpp itself makes it F32, as a folder of that, and as a file of that folder."""
+    base = tmp_path_factory.mktemp("draft")
+    paths = {"gguf": base / "draft-f32.gguf", "folder": base / "folder", "again": base / "again.gguf"}
+    quantize_gguf(embedded_draft(), paths["gguf"], "F32")
     gguf_to_folder(paths["gguf"], paths["folder"], dtype="F32")
     folder_to_gguf(paths["folder"], paths["again"], dtype="F32")
     return paths
 
 
-def test_transformers_and_llama_cpp_read_the_same_text(target: dict[str, Path]) -> None:
-    assert_same_tokens(target["folder"], target["gguf"])
-    assert_same_tokens(target["folder"], target["again"])
+def test_transformers_and_llama_cpp_read_the_same_text(embedded: dict[str, Path]) -> None:
+    assert_same_tokens(embedded["folder"], embedded["gguf"])
+    assert_same_tokens(embedded["folder"], embedded["again"])
 
 
-def test_transformers_and_llama_cpp_compute_the_same_logits(target: dict[str, Path]) -> None:
+def test_transformers_and_llama_cpp_compute_the_same_logits(embedded: dict[str, Path]) -> None:
     token_ids = _token_ids()
-    expected = llama_logits(target["gguf"], token_ids)
+    expected = llama_logits(embedded["gguf"], token_ids)
     assert expected.std() > 1
-    assert rms(torch_logits(target["folder"], token_ids), expected) < RMS_LIMIT
-    np.testing.assert_array_equal(llama_logits(target["again"], token_ids), expected)
+    assert rms(torch_logits(embedded["folder"], token_ids), expected) < RMS_LIMIT
+    np.testing.assert_array_equal(llama_logits(embedded["again"], token_ids), expected)
 
 
-def test_there_and_back_is_the_same_file(target: dict[str, Path]) -> None:
-    assert tensors(target["again"]) == tensors(target["gguf"])
-    before, after = metadata(target["gguf"]), metadata(target["again"])
+def test_there_and_back_is_the_same_file(embedded: dict[str, Path]) -> None:
+    assert tensors(embedded["again"]) == tensors(embedded["gguf"])
+    before, after = metadata(embedded["gguf"]), metadata(embedded["again"])
     assert {key: after[key] for key in before if key != "tokenizer.ggml.add_space_prefix"} == {
         key: value for key, value in before.items() if key != "tokenizer.ggml.add_space_prefix"
     }
     assert after.keys() - before.keys() <= {"general.type"}
 
 
-def test_a_quantised_file_becomes_what_llama_cpp_dequantises(target: dict[str, Path], tmp_path: Path) -> None:
-    gguf_to_folder(embedded_target(), tmp_path / "folder", dtype="F32")
-    ours, expected = (folder / "model.safetensors" for folder in (tmp_path / "folder", target["folder"]))
+def test_a_quantised_file_becomes_what_llama_cpp_dequantises(embedded: dict[str, Path], tmp_path: Path) -> None:
+    gguf_to_folder(embedded_draft(), tmp_path / "folder", dtype="F32")
+    ours, expected = (folder / "model.safetensors" for folder in (tmp_path / "folder", embedded["folder"]))
     assert ours.read_bytes() == expected.read_bytes()
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("F16", 0.01), ("BF16", 0.1)])
-def test_narrow_types_stay_close(dtype: str, limit: float, target: dict[str, Path], tmp_path: Path) -> None:
-    gguf_to_folder(target["gguf"], tmp_path / "folder", dtype=dtype.lower())
+def test_narrow_types_stay_close(dtype: str, limit: float, embedded: dict[str, Path], tmp_path: Path) -> None:
+    gguf_to_folder(embedded["gguf"], tmp_path / "folder", dtype=dtype.lower())
     folder_to_gguf(tmp_path / "folder", tmp_path / "again.gguf", dtype=dtype)
     assert exact_dtype(tmp_path / "folder") == dtype
     kinds = {kind for kind, shape, _ in tensors(tmp_path / "again.gguf").values() if len(shape) == 2}
     assert kinds == {dtype}
     token_ids = _token_ids()
-    expected = torch_logits(target["folder"], token_ids)
+    expected = torch_logits(embedded["folder"], token_ids)
     assert rms(torch_logits(tmp_path / "folder", token_ids), expected) < limit
     assert rms(llama_logits(tmp_path / "again.gguf", token_ids), expected) < limit
 
 
-def test_the_torch_engine_writes_the_same_text(target: dict[str, Path]) -> None:
+def test_the_torch_engine_writes_the_same_text(embedded: dict[str, Path]) -> None:
     prompt, answers = heldout("code")[0][:200], []
-    for path in (target["folder"], target["gguf"]):
+    for path in (embedded["folder"], embedded["gguf"]):
         options = paceline.ModelOptions(path, context_length=256, threads=1)
         with paceline.load(options, drafters=["suffix"]) as model:
             answers.append(model.generate(prompt, max_tokens=24, temperature=0.0).text)

@@ -19,7 +19,7 @@ from paceline.core.errors import CapabilityError, ClosedError, InputError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.exactness import EXACT_TO, check_exact, read_rows
 from paceline.engines.loading import open_engine
-from paceline.engines.options import ModelOptions
+from paceline.engines.options import CacheType, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedOutput, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_target
 from paceline.planning.policies.fixed import FixedPolicy
@@ -90,19 +90,14 @@ def test_where_passes_wait_six_of_them_tell(widest_exact: int) -> None:
     exact.open()  # none was left open
 
 
-@pytest.mark.parametrize(
-    ("types", "said"),
-    [
-        ({}, ""),
-        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, ", keys in q8_0, values in q8_0"),
-        ({"cache_type_k": "q4_0", "cache_type_v": "q4_0"}, ", keys in q4_0, values in q4_0"),
-    ],
-)
-def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context(types: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize("types", some_long(["f16", "q8_0", "q4_0"], quick=["f16", "q4_0"]))
+def test_every_row_is_the_same_in_passes_of_any_width_over_a_long_context(types: CacheType) -> None:
     """llama.cpp's kernels for one row change where the cache holds 512 tokens."""
-    engine = open_exact(**types)
+    is_usual = types == "f16"
+    engine = open_exact(**({} if is_usual else {"cache_type_k": types, "cache_type_v": types}))
     try:
         assert not engine.capabilities.trees
+        said = "" if is_usual else f", keys in {types}, values in {types}"
         assert engine.description.endswith(f" on CPU, 1 threads, exact{said}")
         vocabulary = engine.vocabulary
         token_ids = vocabulary.tokenize(Path(paceline.__file__).read_text(encoding="utf-8") * 3)[:620]
@@ -139,7 +134,7 @@ def test_drafts_leave_the_text_as_it_was(temperature: float) -> None:
             prompt = f"for number in range({seed}):\n    print(number)\n" * 30
             plain, drafted = (
                 model.generate(
-                    prompt, max_tokens=100, temperature=temperature, seed=seed, ignore_end=True, speculate=speculate
+                    prompt, max_tokens=60, temperature=temperature, seed=seed, ignore_end=True, speculate=speculate
                 )
                 for speculate in (False, True)
             )
