@@ -135,12 +135,6 @@ class StateTrack:
 def states_for_rows(step: Step, own: StateTrack | None, num_pending: int, width: int) -> FloatArray:
     """Return the states that a head reads the rows of a step with: those given ``[rows, width]``, or its own.
 
-    Args:
-        step: given to the head.
-        own: the head's own states of that sequence.
-        num_pending: nodes that are pending before the step.
-        width: of a state that is given.
-
     Raises:
         ValueError: the states given are not so many of that width, or a row without one follows one that has none yet.
     """

@@ -57,9 +57,6 @@ class CutWord:
 class Alignment:
     """Follows one text.
 
-    Args:
-        mapping: of the two vocabularies.
-
     Attributes:
         draft_ids: the text in the draft's tokens, always the same list.
         is_ready: whether they spell all of the text, but for what is held back.

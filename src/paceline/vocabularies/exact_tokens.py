@@ -20,9 +20,6 @@ _LONGEST_CHARACTER: Final = 4
 class ExactTokenizer:
     """Turns bytes into the tokens of one vocabulary.
 
-    Args:
-        vocabulary: whose tokens.
-
     Attributes:
         vocabulary: as given.
         adds_space: whether a text's first token has a space in front that the text has not, as SentencePiece's has.

@@ -83,11 +83,7 @@ def _letters(spelling: str, singles: Mapping[bytes, int]) -> list[int]:
 
 
 class Spellings:
-    """What tokens are spelled like, to be found in texts.
-
-    Args:
-        texts: the spellings, none of them empty.
-    """
+    """What tokens are spelled like, to be found in texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(texts)

@@ -91,10 +91,6 @@ class CacheReader(LentSequences, HeadEngine):
 
     A row is read behind all committed tokens of the target, however many drafts there are before it, and leaves nothing
     in the cache. So drafts are pending here, for their states alone, until a commit of whatever path forgets them.
-
-    Args:
-        loaded: the head.
-        lender: its target, which has no sequence open.
     """
 
     def __init__(self, loaded: LoadedModel, lender: LlamaCppEngine) -> None:
@@ -161,12 +157,7 @@ class CacheReader(LentSequences, HeadEngine):
 
 
 class BlockEngine(HeadEngine):
-    """A head that says a block of tokens in one pass. See :class:`~paceline.engines.base.BlockHead` for the contract.
-
-    Args:
-        loaded: the head.
-        block: how it is asked for a block.
-    """
+    """A head that says a block of tokens in one pass; the contract is that of ``BlockHead``."""
 
     def __init__(self, loaded: LoadedModel, block: BlockForm) -> None:
         self._block = block

@@ -32,11 +32,6 @@ _LEVEL_ROWS: Final = 16
 def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> LoadedModel:
     """Make a context for a head, which drafts from the states of a target that holds them.
 
-    Args:
-        target: the target, which was loaded with these states.
-        head: what it is.
-        path: the file that it is in; ``None`` for the target's own.
-
     Raises:
         ModelFileError: the file is damaged, or refused by llama.cpp.
         CapabilityError: the head is none of this target's.

@@ -24,9 +24,6 @@ _FEW: Final = 16
 class StateRows:
     """The states of a context's rows.
 
-    Args:
-        loaded: the model, and which states it holds.
-
     Attributes:
         width: numbers of the states that are held of a token; 0 for none.
     """

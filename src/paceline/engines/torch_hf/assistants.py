@@ -12,6 +12,7 @@ Source: https://ai.google.dev/gemma/docs/mtp/overview.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -51,10 +52,6 @@ class _Drafts(SequenceCells):
 class TorchAssistant(LentSequences, TorchHead):
     """A head that reads the cache of its target beside states.
 
-    Args:
-        target: what it drafts for, which holds what its output layer reads.
-        path: the folder of the assistant.
-
     Raises:
         ModelFileError: the weights are damaged, or not all there.
         CapabilityError: it is none of this target's.
@@ -73,17 +70,8 @@ class TorchAssistant(LentSequences, TorchHead):
         self._mask: Any = None
         assistant.create_attention_masks = lambda *_: self._mask
         self._take_settings(target)
-        self._begin(
-            assistant,
-            model.device,
-            model.dtype,
-            context_length=limits.context_length,
-            max_rows=limits.max_rows,
-            max_sequences=limits.max_sequences,
-            cells=limits.max_rows + _DRAFT_CELLS * limits.max_sequences,
-            state_width=limits.state_width,
-            reads_states=True,
-        )
+        cells = limits.max_rows + _DRAFT_CELLS * limits.max_sequences
+        self._begin(assistant, model.device, model.dtype, dataclasses.replace(limits, cells=cells, reads_states=True))
         self._finish()
 
     # --- sequences: the target's --------------------------------------------------------------------------------------

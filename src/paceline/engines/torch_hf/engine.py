@@ -131,15 +131,7 @@ class TorchHFEngine:
         if options.threads is None and loaded.model.device.type == "cpu":
             self._spare_cores = SpareCores(min(own_threads, usable_cores()), count_cores())
         with explain_damaged_entries(Path(options.path)):
-            self._start(
-                loaded,
-                context_length=options.context_length,
-                context_may_shrink=options.context_may_shrink,
-                max_rows=max_rows,
-                max_sequences=options.max_sequences,
-                cells=options.cells,
-                hold_states=options.hold_states,
-            )
+            self._start(loaded, options, max_rows)
 
     @classmethod
     def from_model(
@@ -159,28 +151,14 @@ class TorchHFEngine:
         """
         name = model.config.name_or_path or type(model).__name__
         _check_limits(context_length, max_rows, max_sequences, cells)
-        engine = cls.__new__(cls)
-        engine._start(
-            LoadedModel(model.eval(), tokenizer, name),
-            context_length=context_length,
-            max_rows=max_rows,
-            max_sequences=max_sequences,
-            cells=cells,
-            hold_states=hold_states,
+        options = ModelOptions(
+            name, context_length=context_length, max_sequences=max_sequences, cells=cells, hold_states=hold_states
         )
+        engine = cls.__new__(cls)
+        engine._start(LoadedModel(model.eval(), tokenizer, name), options, max_rows)
         return engine
 
-    def _start(
-        self,
-        loaded: LoadedModel,
-        *,
-        context_length: int | None,
-        context_may_shrink: bool = False,
-        max_rows: int,
-        max_sequences: int,
-        cells: int | None,
-        hold_states: tuple[int, ...] = (),
-    ) -> None:
+    def _start(self, loaded: LoadedModel, options: ModelOptions, max_rows: int) -> None:
         model = loaded.model
         config = model.config.get_text_config()
         refuse_unsupported(model.config, model)
@@ -190,24 +168,31 @@ class TorchHFEngine:
                 "attn_implementation='sdpa' or 'eager'"
             )
         context_length = choose_context_length(
-            context_length, longest_context(config), model=loaded.name, may_shrink=context_may_shrink
+            options.context_length,
+            longest_context(config),
+            model=loaded.name,
+            may_shrink=options.context_may_shrink,
         )
         parameters = inspect.signature(type(model).forward).parameters
         self._keeps_rows = "logits_to_keep" in parameters
         # Renamed in transformers 5.24; a model that brings its own code may keep the old name for long.
         self._cache_parameter = "cache" if "cache" in parameters else "past_key_values"
-        self._held = hold_states
-        self._states = StateCapture(model, hold_states) if hold_states else None
-        self._begin(
-            model,
-            model.device,  # transformers walks the weights for either
-            model.dtype,
+        self._held = options.hold_states
+        self._states = StateCapture(model, self._held) if self._held else None
+        cells = context_length * options.max_sequences + max_rows if options.cells is None else options.cells
+        dtype = model.dtype  # transformers walks the weights for it
+        capabilities = EngineCapabilities(
             context_length=context_length,
             max_rows=max_rows,
-            max_sequences=max_sequences,
-            cells=context_length * max_sequences + max_rows if cells is None else cells,
-            state_width=len(hold_states) * config.hidden_size,
+            max_outputs=max_rows,
+            max_sequences=options.max_sequences,
+            cells=cells,
+            trees=True,
+            max_rollback=None,
+            logit_tolerance=LOGIT_TOLERANCE.get(dtype, LOGIT_TOLERANCE[torch.float32]),
+            state_width=len(self._held) * config.hidden_size,
         )
+        self._begin(model, model.device, dtype, capabilities)
         try:
             vocab_size = self._check_against_plain_forward()
             end_ids = [*_end_ids(model), *loaded.end_ids]
@@ -219,26 +204,17 @@ class TorchHFEngine:
             raise
         self._description = f"{loaded.name} ({config.model_type}, {self._type_name()}) on {self._where()}, torch"
 
-    def _begin(
-        self,
-        model: Any,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        context_length: int,
-        max_rows: int,
-        max_sequences: int,
-        cells: int,
-        state_width: int,
-        reads_states: bool = False,
-    ) -> None:
-        """Begin with no sequences, over a pool of so many cells."""
+    def _begin(self, model: Any, device: torch.device, dtype: torch.dtype, capabilities: EngineCapabilities) -> None:
+        """Begin with no sequences, over a pool of as many cells as the capabilities say."""
+        assert capabilities.cells is not None
         self._model: Any = model
         self._device = device
         self._dtype = dtype
-        self._pattern = AttentionPattern.of(model.config.get_text_config(), context_length)
-        self._pool = CellPool(cells)
-        self._cache: Any = PoolCache(cells)
+        self._capabilities = capabilities
+        self._track_width = capabilities.state_width
+        self._pattern = AttentionPattern.of(model.config.get_text_config(), capabilities.context_length)
+        self._pool = CellPool(capabilities.cells)
+        self._cache: Any = PoolCache(capabilities.cells)
         self._attention_kernels = (
             functools.partial(sdpa_kernel, ATTENTION_KERNELS) if device.type == "cuda" else contextlib.nullcontext
         )
@@ -249,19 +225,6 @@ class TorchHFEngine:
         # Sequences are being changed; if set between calls, an interrupt cut that short.
         self._torn = False
         self._closed = False
-        self._capabilities = EngineCapabilities(
-            context_length=context_length,
-            max_rows=max_rows,
-            max_outputs=max_rows,
-            max_sequences=max_sequences,
-            cells=cells,
-            trees=True,
-            max_rollback=None,
-            logit_tolerance=LOGIT_TOLERANCE.get(dtype, LOGIT_TOLERANCE[torch.float32]),
-            state_width=state_width,
-            reads_states=reads_states,
-        )
-        self._track_width = state_width
 
     @property
     def description(self) -> str:
@@ -592,12 +555,7 @@ def _own_threads() -> int:
 
 
 class TorchOutput:
-    """Logits of the rows asked for. On CUDA their way to the host starts at once, without waiting.
-
-    Args:
-        first_outputs: ``[steps + 1]`` index of each step's first output, and the number of outputs.
-        logits: ``[outputs, vocab]``.
-    """
+    """Logits of the rows asked for. On CUDA their way to the host starts at once, without waiting."""
 
     def __init__(self, first_outputs: Sequence[int], logits: torch.Tensor) -> None:
         self._first_outputs = first_outputs

@@ -12,6 +12,7 @@ https://arxiv.org/abs/2605.09992.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,15 +75,7 @@ _NOT_READ: Final = ("t2d", "verifier_norm.", "verifier_lm_head.", ".rotary_emb."
 
 
 class EagleHead(nn.Module):  # type: ignore[misc]
-    """An EAGLE-3 head: one layer, or some, that read an embedding beside a state.
-
-    Args:
-        file: the head.
-        config: of its layers.
-        with_head_norms: queries and keys are normed, as in Qwen 3.
-        draft_ids: ``[draft vocab]`` tokens of the target that it knows; ``None`` for all, in order.
-        vocab_size: the target's.
-    """
+    """An EAGLE-3 head: one layer, or some, that read an embedding beside a state."""
 
     def __init__(
         self,
@@ -174,11 +167,6 @@ def _mask_of(mask: Any, config: Any, index: int) -> Any:
 
 def load_eagle(file: EagleFile, target: Any, vocab_size: int) -> EagleHead:
     """Load a head in the type of its target and where that is, whose embedding and output layer it may borrow.
-
-    Args:
-        file: the head.
-        target: the model that it drafts for.
-        vocab_size: numbers in a row of the target's logits.
 
     Raises:
         ModelFileError: the weights are damaged, or not all there.
@@ -280,11 +268,7 @@ def _check_weights(folder: Path, weights: Mapping[str, torch.Tensor], wanted: Ma
 
 
 class MtpHead(nn.Module):  # type: ignore[misc]
-    """The MTP layer of a model, as transformers has it; its own state takes the place of the target's for the next.
-
-    Args:
-        model: transformers' MTP layers, one of them.
-    """
+    """The MTP layer of a model, as transformers has it; its own state takes the place of the target's for the next."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -376,17 +360,9 @@ class TorchHead(TorchHFEngine):
             context_length = min(context_length, longest_context(head.config) or context_length)
         assert limits.cells is not None
         self._take_settings(target)
-        self._begin(
-            head,
-            model.device,
-            model.dtype,
-            context_length=context_length,
-            max_rows=limits.max_rows,
-            max_sequences=limits.max_sequences,
-            cells=min(context_length * limits.max_sequences, limits.cells) + limits.max_rows,
-            state_width=limits.state_width,
-            reads_states=True,
-        )
+        cells = min(context_length * limits.max_sequences, limits.cells) + limits.max_rows
+        limits = dataclasses.replace(limits, context_length=context_length, cells=cells, reads_states=True)
+        self._begin(head, model.device, model.dtype, limits)
         self._track_width = head.config.hidden_size
         self._finish("" if path is None else f", of layers {', '.join(map(str, held))}")
 

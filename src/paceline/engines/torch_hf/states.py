@@ -84,15 +84,7 @@ def _layer_modules(model: Any) -> Sequence[Any]:
 
 
 class DeviceTrack(StateTrack):
-    """The states of one sequence, on a device and in the type of its model.
-
-    Args:
-        width: numbers of a state.
-        device: where they lie.
-        dtype: type of the numbers.
-        start: number of committed tokens, whose states are not known.
-        most: states that are held at least.
-    """
+    """The states of one sequence, on a device and in the type of its model."""
 
     __slots__ = ("_device", "_dtype")
 
