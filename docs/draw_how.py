@@ -7,9 +7,9 @@ They are put into the page as they are, so their colours are those of the page's
 from __future__ import annotations
 
 import sys
-from html import escape
 from pathlib import Path
 
+from paceline.lab.charts import label, tag, tooltip
 from paceline.planning.auto.ledger import ALLOWED_SHARE
 from paceline.planning.auto.policy import START_ROUNDS
 
@@ -32,18 +32,17 @@ class Drawing:
 
     def text(self, x: float, y: float, text: str, *, anchor: str = "start", kind: str = "draw-text") -> None:
         """Write a line of text whose baseline is at ``y``."""
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>')
+        self.parts.append(label(x, y, text, text_anchor=anchor, class_=kind))
 
-    def box(self, x: float, y: float, width: float, height: float, kind: str, label: str = "") -> None:
-        """Draw a box with a label in its middle."""
-        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" class="{kind}"/>')
-        if label:
-            self.text(x + width / 2, y + height / 2 + 4.5, label, anchor="middle", kind="draw-label")
+    def box(self, x: float, y: float, width: float, height: float, kind: str, words: str = "") -> None:
+        """Draw a box with words in its middle."""
+        self.parts.append(tag("rect", x=x, y=y, width=width, height=height, rx=4, class_=kind))
+        if words:
+            self.text(x + width / 2, y + height / 2 + 4.5, words, anchor="middle", kind="draw-label")
 
     def line(self, points: list[tuple[float, float]], kind: str = "draw-line") -> None:
         """Draw a line through points."""
-        path = " ".join(f"{x:g},{y:g}" for x, y in points)
-        self.parts.append(f'<polyline points="{path}" class="{kind}"/>')
+        self.parts.append(tag("polyline", points=" ".join(f"{x:g},{y:g}" for x, y in points), class_=kind))
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
         """Draw an arrow that points down or to the right."""
@@ -54,11 +53,9 @@ class Drawing:
             self.line([(x2 - 6, y2 - 4), (x2, y2), (x2 - 6, y2 + 4)])
 
     def __str__(self) -> str:
-        inside = "\n".join(self.parts)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" role="img" class="drawing" '
-            f'aria-label="{escape(self.title, quote=True)}">\n<title>{escape(self.title)}</title>\n{inside}\n</svg>\n'
-        )
+        inside = "\n".join(["", tooltip(self.title), *self.parts, ""])
+        box, space = f"0 0 {WIDTH} {self.height}", "http://www.w3.org/2000/svg"
+        return tag("svg", inside, xmlns=space, viewBox=box, role="img", class_="drawing", aria_label=self.title) + "\n"
 
 
 def one_round() -> Drawing:
@@ -137,9 +134,9 @@ def tree() -> Drawing:
         drawing.line([(x1 + 54, y1 + 14), (x2, y2 + 14)])
     for token, (x, y, kind) in places.items():
         drawing.box(x, y, 54, 28, kind, token)
-    for x, kind, label in ((4, DRAFT, "accepted"), (112, REFUSED, "refused"), (212, TARGET, "the target's own")):
+    for x, kind, words in ((4, DRAFT, "accepted"), (112, REFUSED, "refused"), (212, TARGET, "the target's own")):
         drawing.box(x, 168, 16, 16, kind)
-        drawing.text(x + 22, 181, label)
+        drawing.text(x + 22, 181, words)
     return drawing
 
 

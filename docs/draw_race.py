@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.request import SOURCE_TARGET
+from paceline.lab.charts import label, tag, tooltip
 from paceline.lab.race import Lane, Piece, Race
 
 COLUMNS: Final = 46
@@ -85,30 +86,28 @@ def drawn(race: Race, caption: str) -> str:
     cycle_s = race.seconds + HOLD_S
     times = sorted({run.at_s for each in runs for run in each} | {shown_at(lane.seconds) for _, lane in lanes})
     names = {at_s: f"t{index}" for index, at_s in enumerate(times)}
-    body = [f"<title>{escape(about(race))}</title>", f"<style>{STYLE}{animation(names, lanes, cycle_s)}</style>"]
+    body = [tooltip(about(race)), tag("style", STYLE + animation(names, lanes, cycle_s))]
     for index, (name, lane) in enumerate(lanes):
         x = index * (LANE + GAP)
-        body.append(f'<rect class="card" x="{x + 0.5:g}" y="0.5" width="{LANE - 1:g}" height="{card:g}" rx="9"/>')
-        body.append(f'<text class="name" x="{x + 14:g}" y="25">{name}</text>')
+        body.append(tag("rect", class_="card", x=x + 0.5, y=0.5, width=LANE - 1, height=card, rx=9))
+        body.append(label(x + 14, 25, name, class_="name"))
         figures = f"{lane.seconds:.1f} s   {lane.per_second:.1f} tokens/s"
-        place = f'x="{x + LANE - 14:g}" y="25" text-anchor="end"'
-        body.append(f'<text class="{names[shown_at(lane.seconds)]}" {place}>{figures}</text>')
+        body.append(label(x + LANE - 14, 25, figures, class_=names[shown_at(lane.seconds)], text_anchor="end"))
         for group in grouped(runs[index]):
-            spans = "".join(spelled(run, x) for run in group)
-            body.append(f'<text class="{names[group[0].at_s]}">{spans}</text>')
-        bar = f'x="{x + 14:g}" y="{card - 7:g}" height="3" rx="1.5"'
-        body.append(f'<rect class="track" {bar} width="{LANE - 28:g}"/>')
-        origin = f'style="transform-origin:{x + 14:g}px 0"'
-        body.append(f'<rect class="bar {name}" {bar} width="{LANE - 28:g}" {origin}/>')
+            body.append(tag("text", "".join(spelled(run, x) for run in group), class_=names[group[0].at_s]))
+        bar = {"x": x + 14, "y": card - 7, "width": LANE - 28, "height": 3, "rx": 1.5}
+        body.append(tag("rect", **bar, class_="track"))
+        body.append(tag("rect", **bar, class_=f"bar {name}", style=f"transform-origin:{x + 14:g}px 0"))
     ending = names[shown_at(race.seconds)]
     for words, kind, y in (
         (f"same text, {race.speedup:.1f}x", f"verdict {ending}", card + 33),
         (legend(race), "soft", card + 58),
         (escape(caption), "soft", card + 79),
     ):
-        body.append(f'<text class="{kind}" x="{WIDTH / 2:g}" y="{y:g}" text-anchor="middle">{words}</text>')
-    box = f'viewBox="0 0 {WIDTH:g} {height:g}" width="{WIDTH:g}" height="{height:g}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">\n' + "\n".join(body) + "\n</svg>\n"
+        body.append(tag("text", words, class_=kind, x=WIDTH / 2, y=y, text_anchor="middle"))
+    box, space = f"0 0 {WIDTH:g} {height:g}", "http://www.w3.org/2000/svg"
+    inside = "\n".join(["", *body, ""])
+    return tag("svg", inside, xmlns=space, viewBox=box, width=WIDTH, height=height, role="img") + "\n"
 
 
 def about(race: Race) -> str:
@@ -172,10 +171,9 @@ def spelled(run: Run, left: float) -> str:
     """Return a run at its place, as wide as its characters are to be."""
     x = left + 14 + run.column * CHARACTER
     y = TOP + (run.line + 0.7) * LINE
-    width = len(run.text) * CHARACTER
-    source = "" if run.source == SOURCE_TARGET else f' class="{run.source}"'
-    fitted = f' textLength="{width:.1f}"' if len(run.text) > 1 else ""
-    return f'<tspan{source} x="{x:.1f}" y="{y:.1f}"{fitted}>{escape(run.text, quote=False)}</tspan>'
+    source = None if run.source == SOURCE_TARGET else run.source
+    width = len(run.text) * CHARACTER if len(run.text) > 1 else None
+    return tag("tspan", escape(run.text, quote=False), class_=source, x=round(x, 1), y=round(y, 1), textLength=width)
 
 
 def legend(race: Race) -> str:
