@@ -27,7 +27,7 @@ def build_report(profile: CostProfile, *, target: str, draft: str | None, machin
                 Row([str(step.rows), *(f"{1e3 * value:.3f}" for value in (step.median_s, step.low_s, step.high_s))])
                 for step in cost.widths
             ],
-            title,
+            f"{title}, by {about}",
         )
         for title, about, cost in models
     ]

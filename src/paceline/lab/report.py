@@ -118,7 +118,9 @@ def machine_fact(machine: Mapping[str, str]) -> list[str]:
     """Return a line on what was measured on: the processor, the system and the versions; none of nothing."""
     whole = ("processor", "system")
     words = [machine[name] for name in whole if name in machine]
-    words += [f"{name} {version}" for name, version in machine.items() if name not in whole]
+    others = [f"{name} {version}" for name, version in machine.items() if name not in whole]
+    # How many threads there were decides more than any version.
+    words += sorted(others, key=lambda fact: not fact.startswith("threads "))
     return [", ".join(words)] if words else []
 
 

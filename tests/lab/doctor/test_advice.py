@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,83 +80,75 @@ def told(
     return "\n".join(give_advice(diagnosis, target, **options))
 
 
-def test_nothing_is_advised_where_nothing_is_to_be_said() -> None:
-    assert told(predicted(1.5)) == ""
+COPY = dataclasses.replace(LARGE, num_bytes=2_600_000_000, file_type="Q2_K")
+WIDE = dataclasses.replace(DRAFT, vocabulary_size=262_144, width=640, num_parameters=268_000_000)
+WHOLE = dataclasses.replace(LARGE, num_bytes=16_000_000_000, file_type="F16")
+MIXTURE = dataclasses.replace(LARGE, experts=8)
+DEAR, CHEAP = costs(1, 2, 2.5, 3, 3.5), costs(1, 1.1, 1.2, 1.3, 1.4)
+FASTER, SLOWER = speed(1.1, draft_max=3, p_min=0.0), speed(0.9, draft_max=1, p_min=0.0)
+OWN_QUANT = "the target has 4.5 bits a weight (Q4_0): its own lower quant cannot pay, as it reads 58% of the same bytes"
+TRAINING = "training it on the target's answers should help"
 
 
-def test_what_there_was_no_time_for_is_said() -> None:
-    said = told(predicted(1.5), left_out=["calibrating by short answers", "2 of 4 answers"])
-    assert said == "there was no time for calibrating by short answers and 2 of 4 answers: raise --budget-s"
-    said = told(dataclasses.replace(predicted(1.5), tokens=15), left_out=["3 of 4 answers"])
-    assert said == "there was no time for 3 of 4 answers; 15 tokens are too few to tell: raise --budget-s"
+@pytest.mark.parametrize(
+    ("prediction", "options", "words"),
+    [
+        (predicted(0.9), {"draft": COPY}, OWN_QUANT),
+        (predicted(1.5), {"accepted": 0.69}, "69% accepted: distilling will not help much"),
+        (predicted(0.9), {"accepted": 0.3}, TRAINING),
+        (
+            predicted(0.9, draft_cost=0.4),
+            {},
+            "a token of this draft takes 0.40 times as long as a plain one, and at this agreement 0.30",
+        ),
+        (
+            predicted(0.9, draft_cost=0.4),
+            {"draft": WIDE},
+            "63% of the draft's weights are one row for each of its 262,144 tokens",
+        ),
+        (predicted(0.9), {"profile": DEAR}, "a pass that verifies 4 drafts takes 3.5 plain passes"),
+        (predicted(0.9), {"profile": DEAR, "target": MIXTURE}, "mixture of experts"),
+        (predicted(0.9, break_even=None, static=SLOWER), {}, "no draft pays here, however cheap"),
+        (predicted(1.0, static=FASTER), {}, "try it with --draft-max 3 and --compare"),
+        (predicted(1.0, tokens=23), {}, "too short to tell (23 tokens)"),
+        (predicted(1.5, without_model=speed(1.3)), {}, "lookups in the text alone gain 1.30 times"),
+        (predicted(1.5, gain_by_kind={"code": 1.6, "prose": 1.1}), {}, "1.60 times on code, 1.10 on prose"),
+        (predicted(1.5), {"draft_on_cpu": True}, "the draft runs on the CPU"),
+        (
+            predicted(1.5),
+            {"left_out": ["calibrating by short answers", "2 of 4 answers"]},
+            "there was no time for calibrating by short answers and 2 of 4 answers: raise --budget-s",
+        ),
+        (
+            predicted(1.5, tokens=15),
+            {"left_out": ["3 of 4 answers"]},
+            "there was no time for 3 of 4 answers; 15 tokens are too few to tell: raise --budget-s",
+        ),
+    ],
+)
+def test_what_is_advised(prediction: Prediction, options: dict[str, Any], words: str) -> None:
+    assert words in told(prediction, **options)
 
 
-def test_a_quant_of_a_small_quant_cannot_pay() -> None:
-    copy = dataclasses.replace(LARGE, num_bytes=2_600_000_000, file_type="Q2_K")
-    words = "the target has 4.5 bits a weight (Q4_0): its own lower quant cannot pay, as it reads 58% of the same bytes"
-    assert words in told(predicted(0.9), draft=copy)
-    assert words not in told(predicted(1.5), draft=copy), "it does"
-    assert words not in told(predicted(0.9)), "it is another model"
-    large = dataclasses.replace(LARGE, num_bytes=16_000_000_000, file_type="F16")
-    assert "cannot pay" not in told(predicted(0.9), draft=copy, target=large)
-
-
-def test_distilling_helps_where_a_cheap_draft_says_other_things() -> None:
-    assert "69% accepted: distilling will not help much" in told(predicted(1.5), accepted=0.69)
-    assert "training it on the target's answers should help" in told(predicted(0.9), accepted=0.3)
-    assert told(predicted(0.9, draft_cost=0.25), accepted=0.3) == "", "it is not cheap"
-    assert told(predicted(0.9), accepted=0.5) == ""
-
-
-def test_a_dear_draft_is_named_dear_and_why() -> None:
-    said = told(predicted(0.9, draft_cost=0.4))
-    assert "a token of this draft takes 0.40 times as long as a plain one, and at this agreement 0.30" in said
-    wide = dataclasses.replace(DRAFT, vocabulary_size=262_144, width=640, num_parameters=268_000_000)
-    assert "63% of the draft's weights are one row for each of its 262,144 tokens" in told(
-        predicted(0.9, draft_cost=0.4), draft=wide
-    )
-    assert told(predicted(1.5, draft_cost=0.4)) == "", "it pays all the same"
-
-
-def test_dear_verifying_is_named() -> None:
-    assert "a pass that verifies 4 drafts takes 3.5 plain passes" in told(
-        predicted(0.9), profile=costs(1, 2, 2.5, 3, 3.5)
-    )
-    assert "mixture of experts" in told(
-        predicted(0.9), profile=costs(1, 2, 2.5, 3, 3.5), target=dataclasses.replace(LARGE, experts=8)
-    )
-    assert told(predicted(0.9), profile=costs(1, 1.1, 1.2, 1.3, 1.4)) == ""
-
-
-def test_where_nothing_could_pay_it_is_said() -> None:
-    assert "no draft pays here, however cheap" in told(
-        predicted(0.9, break_even=None, static=speed(0.9, draft_max=1, p_min=0.0))
-    )
-
-
-def test_a_fixed_length_that_gains_where_auto_does_not_is_named() -> None:
-    static = speed(1.1, draft_max=3, p_min=0.0)
-    assert "try it with --draft-max 3 and --compare" in told(predicted(1.0, static=static))
-    assert "--draft-max" not in told(predicted(1.5, static=static))
-    assert "--draft-max" not in told(predicted(1.0))
-
-
-def test_answers_that_are_too_short_are_named() -> None:
-    said = told(predicted(1.0, tokens=23))
-    assert "too short to tell (23 tokens)" in said
-    # Of so few tokens nothing else is said: what would be hopeless of more is not known to be.
-    hopeless = predicted(0.9, tokens=23, break_even=None, static=speed(0.9, draft_max=1, p_min=0.0))
-    assert "no draft pays here" not in told(hopeless)
-    assert "--draft-max" not in said
-
-
-def test_lookups_and_kinds_of_text_are_named() -> None:
-    assert "lookups in the text alone gain 1.30 times" in told(predicted(1.5, without_model=speed(1.3)))
-    assert "1.60 times on code, 1.10 on prose" in told(predicted(1.5, gain_by_kind={"code": 1.6, "prose": 1.1}))
-
-
-def test_a_draft_on_the_cpu_is_named() -> None:
-    assert "the draft runs on the CPU" in told(predicted(1.5), draft_on_cpu=True)
+@pytest.mark.parametrize(
+    ("prediction", "options", "words"),
+    [
+        (predicted(1.5), {}, "."),  # nothing at all
+        (predicted(1.5), {"draft": COPY}, "cannot pay"),  # it does
+        (predicted(0.9), {}, "cannot pay"),  # another model
+        (predicted(0.9), {"draft": COPY, "target": WHOLE}, "cannot pay"),
+        (predicted(0.9, draft_cost=0.25), {"accepted": 0.3}, "."),  # training would not make it cheap
+        (predicted(0.9), {"accepted": 0.5}, "."),
+        (predicted(1.5, draft_cost=0.4), {}, "."),  # it pays all the same
+        (predicted(0.9), {"profile": CHEAP}, "."),
+        (predicted(1.5, static=FASTER), {}, "--draft-max"),
+        (predicted(1.0), {}, "--draft-max"),
+        # Of so few tokens nothing else is said: what would be hopeless of more is not known to be.
+        (predicted(0.9, tokens=23, break_even=None, static=SLOWER), {}, "no draft pays here|--draft-max"),
+    ],
+)
+def test_what_is_not_advised(prediction: Prediction, options: dict[str, Any], words: str) -> None:
+    assert not re.search(words, told(prediction, **options))
 
 
 # --- other programs ---------------------------------------------------------------------------------------------------
