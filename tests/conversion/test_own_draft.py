@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -370,17 +371,18 @@ def test_load_takes_it_for_the_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     shutil.copy(DRAFT, tmp_path / "self")  # ./self would be this one
     monkeypatch.chdir(tmp_path)
     policy, asked = paceline.FixedPolicy(4), {"max_tokens": 24, "temperature": 0.8, "seed": 3}
-    with paceline.load(context_length=128, policy="fixed", drafters=["suffix"]) as model:
+    target = ModelOptions("target", context_length=128, threads=1, flash_attention=False)
+    with paceline.load(target, policy="fixed", drafters=["suffix"]) as model:
         plain = model.generate("def f(x):", speculate=False, **asked)  # type: ignore[arg-type]
     shares: list[float] = []
-    with paceline.load("target", draft="self", context_length=128, policy=policy, report=shares.append) as model:
+    with paceline.load(target, draft="self", policy=policy, report=shares.append) as model:
         answer = model.generate("def f(x):", **asked)  # type: ignore[arg-type]
     assert answer.token_ids == plain.token_ids
     assert answer.stats.num_accepted > answer.stats.num_drafted / 2 > 0
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert [path.name for path in drafts_folder().iterdir()] == [OwnDraft("Q4_0").of(embedded_target()).path.name]
 
-    target = ModelOptions(embedded_target(), context_length=128, threads=1)
+    target = dataclasses.replace(target, path=embedded_target())
     beside = DraftOptions("self:Q2_K", context_length=64).beside(target)
     for draft in (ModelOptions("self:Q2_K", context_length=64), beside):
         with paceline.load(target, draft=draft, policy=policy) as model:

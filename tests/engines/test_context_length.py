@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.conversion.convert import gguf_to_folder
 from paceline.core.errors import ContextLengthError, ModelWarning
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH, choose_context_length, fit_context_length
@@ -133,11 +134,13 @@ def test_a_context_that_memory_cuts_short_is_told_and_shared(long: Path, monkeyp
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_every_engine_refuses_and_shrinks_alike(engine: EngineName) -> None:
+def test_every_engine_refuses_and_shrinks_alike(engine: EngineName, tmp_path: Path) -> None:
+    path = embedded_draft()
     if engine == "torch_hf":
         pytest.importorskip("torch", reason="needs paceline[torch]")
         pytest.importorskip("transformers", reason="needs paceline[torch]")
-    path = embedded_draft()
+        path = tmp_path / "folder"
+        gguf_to_folder(embedded_draft(), path)
     trained = describe(path).context_length
     assert trained is not None
     options = ModelOptions(path, engine=engine, context_length=trained + 1, threads=1)
@@ -154,7 +157,8 @@ def test_every_engine_refuses_and_shrinks_alike(engine: EngineName) -> None:
 
 def test_a_draft_made_for_less_than_the_target_s_context_still_drafts(tmp_path: Path) -> None:
     short = with_context(embedded_draft(), tmp_path / "short.gguf", 64)
-    with paceline.load(embedded_target(), draft=short, context_length=192, policy="fixed") as model:
+    options = ModelOptions(embedded_target(), context_length=192, flash_attention=False)
+    with paceline.load(options, draft=short, policy="fixed") as model:
         answer = model.generate("def f(x):\n", max_tokens=150, ignore_end=True, seed=1)
         drafter = model.drafters[0]
         assert isinstance(drafter, DraftModelDrafter)

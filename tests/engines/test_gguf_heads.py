@@ -183,6 +183,11 @@ def target(scene: Scene) -> Iterator[LlamaCppEngine]:
     engine.close()
 
 
+def unmeasured(path: Path | str) -> ModelOptions:
+    """Options of a file for which no load finds out first which attention is faster."""
+    return ModelOptions(path, threads=1, flash_attention=False)
+
+
 def of(*kinds: str) -> pytest.MarkDecorator:
     """Run a test with kinds of heads whose names begin so, models of attention alone."""
     names = [name for name in KINDS if name.startswith(kinds) and not name.endswith("recurrent")]
@@ -266,11 +271,11 @@ def test_a_head_that_borrows_weights_outlives_its_target(tmp_path: Path) -> None
 @of("")
 def test_a_head_is_known_for_what_it_is(scene: Scene) -> None:
     asked: dict[str, Any] = {"max_tokens": 60, "allowed_token_ids": TOKENS, "seed": 1}
-    with paceline.load(scene.path, drafters=["suffix"]) as model:
+    with paceline.load(unmeasured(scene.path), drafters=["suffix"]) as model:
         plain = model.generate("a text", speculate=False, **asked)
     is_block = scene.kind.drafter is BlockHeadDrafter
     for file in (scene.files["DFlash"], scene.files["DSpark"]) if is_block else (scene.file,):
-        with paceline.load(scene.path, draft=file, policy=FixedPolicy(3)) as model:
+        with paceline.load(unmeasured(scene.path), draft=file, policy=FixedPolicy(3)) as model:
             assert [drafter.name for drafter in model.drafters] == ["draft"]
             answer = model.generate("a text", **asked)
         assert answer.text == plain.text
@@ -279,7 +284,7 @@ def test_a_head_is_known_for_what_it_is(scene: Scene) -> None:
             with pytest.raises(ModelFileError, match="a head that drafts for a model"):
                 paceline.load(file)
     if is_block:
-        with paceline.load(scene.path, draft=scene.file) as model:
+        with paceline.load(unmeasured(scene.path), draft=scene.file) as model:
             assert model.generate("a text", **asked).text == plain.text
 
 
@@ -313,7 +318,7 @@ def test_a_head_is_known_for_what_it_is(scene: Scene) -> None:
 )
 def test_a_head_that_does_not_fit_is_refused(scene: Scene, options: dict[str, Any], why: str) -> None:
     with pytest.raises((CapabilityError, ModelFileError), match=why):
-        paceline.load(scene.path, draft=scene.write_head("other", **options))
+        paceline.load(unmeasured(scene.path), draft=scene.write_head("other", **options))
 
 
 def test_heads_of_other_architectures_are_refused(tmp_path: Path) -> None:
@@ -335,7 +340,7 @@ def test_heads_of_other_architectures_are_refused(tmp_path: Path) -> None:
         (gemma3, write_block_head(tmp_path / "block.gguf", WIDTH), of_three_layers),
     ):
         with pytest.raises(CapabilityError, match=why):
-            paceline.load(model, draft=head)
+            paceline.load(unmeasured(model), draft=head)
 
 
 # --- MTP layers -------------------------------------------------------------------------------------------------------
@@ -389,14 +394,14 @@ def test_a_layer_in_a_file_of_its_own_says_the_same(scene: Scene, target: LlamaC
 def test_a_layer_in_a_file_beside_the_model_drafts_where_it_is_named(tmp_path: Path) -> None:
     without = write_model(tmp_path / "plain-Q8_0.gguf", "qwen35", tokenizer="bytes")
     with pytest.raises(InputError, match=r"no MTP layer that drafts here .*, and no mtp-\*\.gguf lies beside it"):
-        paceline.load(without, draft="mtp")
+        paceline.load(unmeasured(without), draft="mtp")
     for name in ("mtp-plain-F16.gguf", "mtp-plain-Q8_0.gguf"):
         beside = write_model(tmp_path / name, "qwen35", tokenizer="bytes", mtp=True, only_mtp=True)
-    with paceline.load(without, draft="mtp", policy=FixedPolicy(3)) as model:
+    with paceline.load(unmeasured(without), draft="mtp", policy=FixedPolicy(3)) as model:
         (drafter,) = model.drafters
         assert isinstance(drafter, HeadDrafter)
         assert beside.name in drafter.engine.description
-    with paceline.load(without, policy=FixedPolicy(3)) as model:
+    with paceline.load(unmeasured(without), policy=FixedPolicy(3)) as model:
         assert [drafter.name for drafter in model.drafters] == ["suffix"]
 
 
@@ -409,9 +414,9 @@ def test_a_layer_that_nobody_named_and_finds_no_memory_is_gone_without(
 
     monkeypatch.setattr(heads, "create_context", without_memory)
     with pytest.raises(InputError, match="no memory"):
-        paceline.load(scene.path, draft="mtp")
+        paceline.load(unmeasured(scene.path), draft="mtp")
     with pytest.warns(ModelWarning, match="no memory for the cache"):
-        model = paceline.load(scene.path, policy=FixedPolicy(3))
+        model = paceline.load(unmeasured(scene.path), policy=FixedPolicy(3))
     with model:
         assert "draft" not in [drafter.name for drafter in model.drafters]
         assert len(model.generate("a text", max_tokens=4, allowed_token_ids=TOKENS).token_ids) == 4
@@ -419,9 +424,9 @@ def test_a_layer_that_nobody_named_and_finds_no_memory_is_gone_without(
 
 @of("MTP")
 def test_what_a_head_cannot_have_otherwise_than_its_target_is_told(scene: Scene) -> None:
-    asked = paceline.DraftOptions("mtp", cache_type_k="q8_0", threads=1)
+    asked = paceline.DraftOptions("mtp", cache_type_k="q8_0", threads=2)
     with pytest.warns(ModelWarning, match="threads.*cache_type_k.*changes nothing"):
-        paceline.load(scene.path, draft=asked, policy=FixedPolicy(3)).close()
+        paceline.load(unmeasured(scene.path), draft=asked, policy=FixedPolicy(3)).close()
 
 
 # --- EAGLE-3 ----------------------------------------------------------------------------------------------------------
@@ -817,13 +822,13 @@ def test_levels_with_siblings_are_planned_and_recorded(scene: Scene) -> None:
     file = scene.head_path
     assert foreseen_bytes(ModelOptions(file, context_length=200)) == file.stat().st_size
     options: dict[str, Any] = {"allowed_token_ids": TOKENS, "seed": 1, "temperature": 0.8}
-    with paceline.load(scene.path, draft=file, policy="auto") as model:
+    with paceline.load(unmeasured(scene.path), draft=file, policy="auto") as model:
         assert model.target.capabilities.max_sequences == 1
         recording = record(model, "a text", depth=3, siblings=2, max_tokens=30, **options)
         (trace,) = (trace for trace in recording.traces if trace.name == "draft")
         assert trace.is_model
         assert [len(level.token_ids) for level in trace.chains[9]] == [2, 2, 2]
-    with paceline.load(scene.path, draft=file, policy=FixedPolicy(3, siblings=2)) as model:
+    with paceline.load(unmeasured(scene.path), draft=file, policy=FixedPolicy(3, siblings=2)) as model:
         drafted = model.generate("a text", max_tokens=30, **options)
         plain = model.generate("a text", max_tokens=30, speculate=False, **options)
     assert drafted.token_ids == plain.token_ids == list(recording.token_ids)

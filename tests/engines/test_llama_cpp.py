@@ -746,7 +746,8 @@ def test_a_recurrent_model_without_snapshots_decodes_plainly_or_not_at_all(tmp_p
     for refused in (load, paceline.load):
         with pytest.raises(CapabilityError, match="`policy=NO_SPECULATION`"):
             refused(path)
-    with paceline.load(path, policy=paceline.NO_SPECULATION) as model:
+    options = ModelOptions(path, threads=1, flash_attention=False)
+    with paceline.load(options, policy=paceline.NO_SPECULATION) as model:
         assert len(model.generate([1, 2], max_tokens=4, ignore_end=True).token_ids) == 4
     reference = Reference(path, rollback=False)
     engine = load(path, max_sequences=3, rollback=False)
@@ -867,8 +868,11 @@ def test_a_bad_file_gives_one_line(
 
 def test_a_split_model_is_run_from_its_first_part(tmp_path: Path) -> None:
     parts = split_gguf(DRAFT, tmp_path)
-    with paceline.load(parts[0], policy=paceline.NO_SPECULATION) as split, paceline.load(DRAFT) as whole:
-        answers = [model.generate("def f(x):", max_tokens=8, temperature=0).token_ids for model in (split, whole)]
+    answers = []
+    for path in (parts[0], DRAFT):
+        options = ModelOptions(path, threads=1, flash_attention=False)
+        with paceline.load(options, policy=paceline.NO_SPECULATION) as model:
+            answers.append(model.generate("def f(x):", max_tokens=8, temperature=0).token_ids)
     assert answers[0] == answers[1]
     with pytest.raises(ModelFileError, match=f"is part 2 of a split model; give the first part, {parts[0].name}"):
         load(parts[1])
