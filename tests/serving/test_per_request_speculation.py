@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.params import SpeculationParams
 from paceline.core.stats import OFF_REASONS, RequestStats
-from paceline.serving.response_formats.timings import speculation_of
+from paceline.serving.response_formats.base import speculation_of
 from tests.serving.hosted import Hosted, hosted, scripted
 
 BODY: Final[dict[str, Any]] = {"prompt": "abc abc abc", "n_predict": 60, "seed": 11, "ignore_eos": True}

@@ -89,8 +89,7 @@ from paceline.serving.schema import (
     read_body_as,
 )
 from paceline.serving.security import SecuritySettings, get_namespace
-from paceline.serving.server import Server
-from paceline.serving.sleeping import SleepWhenIdle
+from paceline.serving.server import Server, SleepWhenIdle
 from paceline.serving.slots import erase_slot, restore_slot, save_slot, slot_path
 from paceline.serving.work import Kind, Share, choose_reading_kind
 

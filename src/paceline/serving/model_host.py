@@ -34,13 +34,23 @@ BUILD: Final = "b1-paceline"
 """``system_fingerprint`` of answers. It begins with ``b`` and a number, which clients of llama-server look for."""
 
 
+class _Named:
+    """What clients know a model by: ``names`` are in alphabetical order, and the first is the one that answers have."""
+
+    __slots__ = ()
+    names: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return self.names[0]
+
+
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(_Named):
     """A model and how requests are answered where they do not say it.
 
     Attributes:
         about: what the file says of the model, if there is one.
-        names: under which clients know the model, in alphabetical order; the first is its id.
         policy: the name of what decides how much is drafted.
         template: of conversations; ``None`` of a model that cannot chat.
         options: of a request that says nothing else.
@@ -57,11 +67,6 @@ class ServedModel:
     options: GenerateOptions = field(default_factory=lambda: GenerateOptions())
     chat: ChatParams = field(default_factory=lambda: ChatParams(forget=False))
     seed: int | None = None
-
-    @property
-    def id(self) -> str:
-        """The name that answers have."""
-        return self.names[0]
 
     @property
     def call_format(self) -> ToolCallFormat | None:
@@ -85,7 +90,6 @@ class ServedModel:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The model's vocabulary."""
         return self.model.target.vocabulary
 
     def close(self) -> None:
@@ -94,23 +98,13 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedEmbedder:
-    """A model that turns texts into vectors or scores, one pass at a time.
-
-    Attributes:
-        about: what the file says of the model.
-        names: under which clients know the model, in alphabetical order; the first is its id.
-    """
+class ServedEmbedder(_Named):
+    """A model that turns texts into vectors or scores, one pass at a time."""
 
     embedder: Embedder
     about: ModelDescription | None
     names: tuple[str, ...]
     tags: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> str:
-        """The name that answers have."""
-        return self.names[0]
 
     @property
     def context_length(self) -> int:
@@ -124,7 +118,6 @@ class ServedEmbedder:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The model's vocabulary."""
         return self.embedder.engine.vocabulary
 
     def close(self) -> None:

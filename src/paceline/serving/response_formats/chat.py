@@ -65,12 +65,7 @@ class ChatFormatter(OpenAiFormatter):
             return []
         if event.logprobs:
             found[-1]["choices"][0]["logprobs"] = self._logprobs(event.logprobs)
-        if self.request.return_token_ids:
-            found[-1]["choices"][0]["token_ids"] = list(event.token_ids)
-        if event.sources:
-            found[-1]["sources"] = list(event.sources)
-        if self.request.timings_per_token:
-            found[-1]["timings"] = self.running_timings(choice)
+        self.add_beside(found[-1], choice, event)
         return found
 
     def end_fields(self, choice: Choice) -> dict[str, Any]:

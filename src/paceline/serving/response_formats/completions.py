@@ -63,14 +63,8 @@ class CompletionFormatter(OpenAiFormatter):
         return not (self.request.echoes_logprobs and isinstance(event, Progress))
 
     def token_chunks(self, choice: Choice, event: TokenEvent) -> list[dict[str, Any]]:
-        delta = self._delta(choice, event.text, self._logprobs(choice, event.logprobs))
-        if self.request.return_token_ids:
-            delta["token_ids"] = list(event.token_ids)
-        chunk = self.chunk(delta)
-        if event.sources:
-            chunk["sources"] = list(event.sources)
-        if self.request.timings_per_token:
-            chunk["timings"] = self.running_timings(choice)
+        chunk = self.chunk(self._delta(choice, event.text, self._logprobs(choice, event.logprobs)))
+        self.add_beside(chunk, choice, event)
         if self.request.verbose:
             (chunk["__verbose"],) = self.native.chunks(choice, event)
         return [chunk]

@@ -45,6 +45,15 @@ class OpenAiFormatter(ResponseFormatter):
     def end_fields(self, choice: Choice) -> dict[str, Any]:
         """Return what stands beside ``choices`` in the chunk that says why an answer ended."""
 
+    def add_beside(self, chunk: dict[str, Any], choice: Choice, event: TokenEvent) -> None:
+        """Put beside the text of a token what else was asked for."""
+        if self.request.return_token_ids:
+            chunk["choices"][0]["token_ids"] = list(event.token_ids)
+        if event.sources:
+            chunk["sources"] = list(event.sources)
+        if self.request.timings_per_token:
+            chunk["timings"] = self.running_timings(choice)
+
     @functools.cached_property
     def native(self) -> NativeFormatter:
         """Writes the same answer as llama-server does, for those who want all that is known."""
