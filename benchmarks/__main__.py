@@ -23,7 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     # Needs two models that are not there everywhere.
     "translation": "benchmarks.translation",
     "attack": "benchmarks.attack.command",
-    "server-soak": "benchmarks.server_soak.command",
+    "server-soak": "benchmarks.server_soak.soaking",
     # May have a llama-server beside.
     "structured": "benchmarks.structured",
     "serving": "benchmarks.serving",

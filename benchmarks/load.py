@@ -55,7 +55,6 @@ class Reply:
 
     @property
     def first_s(self) -> float:
-        """Seconds until the first token."""
         return self.arrivals[0][0] - self.sent_s
 
     @property
@@ -82,7 +81,6 @@ class Load:
 
     @property
     def all_replies(self) -> list[Reply]:
-        """Those of all clients."""
         return [reply for of_client in self.replies for reply in of_client]
 
     @property
@@ -99,7 +97,6 @@ class Load:
 
     @property
     def texts(self) -> list[str]:
-        """The answers."""
         return [reply.text for reply in self.all_replies]
 
     @property
@@ -113,7 +110,6 @@ class Load:
         return {reason: count / rounds for reason, count in off.most_common()}
 
     def figures(self) -> dict[str, Any]:
-        """Return the measures, for JSON."""
         return {
             "decode_per_second": self.decode_per_second,
             "whole_per_second": self.whole_per_second,

@@ -47,7 +47,6 @@ class InstantOutput:
         """Nothing is under way."""
 
     def logits(self, step: int, output: int) -> FloatArray:
-        """Return the prepared row."""
         return self._rows[step][output]
 
 
@@ -63,11 +62,9 @@ class InstantEngine:
         self._handles = itertools.count()
 
     def open(self) -> int:
-        """Return a new handle."""
         return next(self._handles)
 
     def forward(self, steps: Sequence[Step]) -> InstantOutput:
-        """Return prepared rows."""
         count = len(self._rows)
         return InstantOutput([[self._rows[step.token_ids[row] % count] for row in step.outputs] for step in steps])
 
@@ -75,31 +72,24 @@ class InstantEngine:
         """Keep nothing."""
 
     def length(self, sequence: int) -> int:
-        """Nothing is kept."""
         return 0
 
     def states(self, sequence: int, start: int, stop: int) -> FloatArray:
-        """None are held."""
         raise AssertionError("nothing here reads states")
 
     def first_state(self, sequence: int) -> int:
-        """None are held."""
         raise AssertionError("nothing here reads states")
 
     def fork(self, sequence: int) -> int:
-        """Return a new handle."""
         return self.open()
 
     def saved_bytes(self, sequence: int) -> int:
-        """Nothing is kept."""
         return 0
 
     def save(self, sequence: int) -> SavedSequence:
-        """Keep nothing."""
         return SavedSequence(0, 0, 0, None)
 
     def restore(self, saved: SavedSequence) -> int:
-        """Return a new handle."""
         return self.open()
 
     def trim(self, sequence: int, length: int) -> None:

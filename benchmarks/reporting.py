@@ -24,7 +24,6 @@ ThreadsOption: TypeAlias = Annotated[int | None, typer.Option("-t", "--threads",
 
 
 def split(names: str) -> list[str]:
-    """Return names that are given with commas between them."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
@@ -68,7 +67,6 @@ def as_line(name: str, figures: Mapping[str, Any]) -> str:
 
 
 def write_figures(name: str, figures: Mapping[str, Any], file: Path | None) -> None:
-    """Write figures to a file, if there is one."""
     if file is not None:
         with atomic_file(file) as partial:
             partial.write_text(as_line(name, figures) + "\n", encoding="utf-8")

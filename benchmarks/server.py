@@ -89,11 +89,9 @@ class Server:
             time.sleep(_POLL_S)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return what it answers to a request."""
         return self.web.post(path, json=body, timeout=_ANSWER_S).raise_for_status().json()
 
     def text(self) -> str:
-        """Return all it wrote so far."""
         return self.log.read_text(errors="replace")
 
     def resident_bytes(self) -> int:
@@ -132,13 +130,10 @@ class Server:
             time.sleep(_POLL_S)
 
     def is_running(self) -> bool:
-        """Return whether it lives."""
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
 
     def ended(self, within_s: float) -> int:
-        """Wait for its end, and return its exit status."""
         return self._process.wait(within_s)

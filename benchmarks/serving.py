@@ -80,8 +80,6 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How much is asked."""
-
     prompt: int
     tokens: int
     requests: int
@@ -94,7 +92,6 @@ class _Sizes:
         return self.prompt + self.tokens + _ROOM
 
     def num_requests(self, clients: int) -> int:
-        """Return the requests of a lap."""
         return max(self.requests, _MIN_EACH * clients)
 
 
@@ -151,7 +148,6 @@ class _Series:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return all that was measured, for JSON."""
         return {
             "workload": self.workload,
             "clients": self.clients,

@@ -18,7 +18,50 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Stopwatch(PolicyBase):
+class Watched(PolicyBase):
+    """A policy whose calls pass through here; :meth:`_became` hears what a round's drafts have come to by then."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def check(self, request: Request) -> None:
+        self._call(self._policy.check, request)
+
+    def begin(self, request: Request) -> None:
+        self._call(self._policy.begin, request)
+
+    def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
+        budgets = self._call(self._policy.budgets, requests)
+        self._became(PLAIN)
+        return budgets
+
+    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
+        chosen = self._call(self._policy.choose, drafter, jobs)
+        if chosen:
+            # Who is asked may have nothing to say.
+            self._became(SILENT)
+        return chosen
+
+    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
+        is_drafted = any(tree.num_drafted for tree in trees)
+        self._call(self._policy.select, requests, trees)
+        if is_drafted:
+            self._became(VERIFIED if any(tree.num_drafted for tree in trees) else DROPPED)
+
+    def observe(self, record: RoundRecord) -> None:
+        self._call(self._policy.observe, record)
+
+    def end(self, request: Request) -> None:
+        self._call(self._policy.end, request)
+
+    def _call(self, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        return method(*arguments, **named)
+
+    def _became(self, kind: str) -> None:
+        raise NotImplementedError
+
+
+class Stopwatch(Watched):
     """A policy whose time is taken; an observer of rounds does not see what the parts of one take.
 
     Attributes:
@@ -28,52 +71,27 @@ class Stopwatch(PolicyBase):
     """
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._kind = PLAIN
         self._before_s = 0.0
         self.spent_s = 0.0
         self.times_us: dict[str, list[float]] = defaultdict(list)
 
-    def check(self, request: Request) -> None:
-        """Raise where the policy does."""
-        self._timed(self._policy.check, request)
-
-    def begin(self, request: Request) -> None:
-        """Tell the policy."""
-        self._timed(self._policy.begin, request)
-
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
-        """Take the time of a round's beginning."""
-        self._before_s, self._kind = self.spent_s, PLAIN
-        return self._timed(self._policy.budgets, requests)
-
-    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
-        """Take the time of a decision."""
-        chosen = self._timed(self._policy.choose, drafter, jobs)
-        if chosen:
-            self._kind = SILENT
-        return chosen
-
-    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
-        """Take the time of the last decision, and see what is verified."""
-        is_drafted = any(tree.num_drafted for tree in trees)
-        self._timed(self._policy.select, requests, trees)
-        if is_drafted:
-            self._kind = VERIFIED if any(tree.num_drafted for tree in trees) else DROPPED
+        self._before_s = self.spent_s
+        return super().budgets(requests)
 
     def observe(self, record: RoundRecord) -> None:
-        """Take the time of learning, and enter the round."""
-        self._timed(self._policy.observe, record)
+        super().observe(record)
         if record.requests:
             self.times_us[self._kind].append(1e6 * (self.spent_s - self._before_s))
         self._before_s = self.spent_s
 
-    def end(self, request: Request) -> None:
-        """Tell the policy."""
-        self._timed(self._policy.end, request)
-
-    def _timed(self, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    def _call(self, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         started_s = time.perf_counter()
         result = method(*arguments, **named)
         self.spent_s += time.perf_counter() - started_s
         return result
+
+    def _became(self, kind: str) -> None:
+        self._kind = kind

@@ -39,7 +39,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import validator_for
 
 import paceline
-from benchmarks.reporting import progress_bar
+from benchmarks.reporting import as_line, progress_bar
 from benchmarks.server import Server
 from paceline.chat.template_sources import has_template
 from paceline.constraints import JsonSchema
@@ -50,7 +50,6 @@ from paceline.core.tree import ROOT
 from paceline.drafters.grammar import NAME
 from paceline.engines.options import ModelOptions
 from paceline.engines.threads import PERIOD_S
-from paceline.machine import machine
 from paceline.models.registry import resolve_model
 from paceline.planning.base import RoundRecord
 
@@ -166,7 +165,7 @@ def structured(
                 for _ in bar.track(range(min(per_group, len(files))), description=name):
                     _answer_next(name, schemas, asking, found)
     _print(path, temp, found)
-    print(json.dumps({"machine": machine(), "structured": _facts(path, temp, found)}))
+    print(as_line("structured", _facts(path, temp, found)))
 
 
 @dataclass(slots=True)
@@ -191,7 +190,6 @@ class _Asking:
     def here(
         self, prompt: Sequence[int], constraint: Constraint, *, speculate: bool
     ) -> tuple[_Answer, paceline.Generation]:
-        """Return the answer of this side."""
         if self.theirs is not None:
             self._run_in()
         said = self.ours.generate(

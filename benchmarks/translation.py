@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 import typer
 
 import paceline
+from benchmarks.reporting import as_line
 from paceline.core.arrays import Float64Array
 from paceline.core.divergence import first_difference
 from paceline.core.errors import InputError
@@ -42,7 +42,6 @@ from paceline.engines.loading import open_engine
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.lab.comparison import answer, explain
 from paceline.lab.replaying.recorder import record_answer
-from paceline.machine import machine
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.models.registry import resolve_model
 from paceline.options import GenerateOptions
@@ -87,7 +86,6 @@ class IntersectionDrafter(FollowingDrafter[Follower]):
         self._own = {target_id: draft_id for draft_id, target_id in pairs}
 
     def begin(self, request: Request) -> None:
-        """Remember the request."""
         super().begin(request)
         self._read[request.id] = 0
 
@@ -117,8 +115,6 @@ class IntersectionDrafter(FollowingDrafter[Follower]):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer of the target's."""
-
     kind: str
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -173,7 +169,7 @@ def translation(
             answers, verdicts = _answers(models, prompts, tokens, temperature, compared)
             of_temperature = {**_accepted(models, answers), "texts": verdicts}
         figures[f"temperature {temperature:g}"] = of_temperature
-    print(json.dumps({"machine": machine(), "translation": figures}))
+    print(as_line("translation", figures))
 
 
 def _temperature(word: str) -> float:

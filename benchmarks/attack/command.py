@@ -41,9 +41,9 @@ FILE_KINDS: Final[Mapping[str, tuple[int, Callable[[Path, Path], AbstractAsyncCo
     "headers": (2, files.headers),
     "folders": (2, files.folders),
     "kept": (2, files.kept),
-    "killed": (4, commands.killed),
-    "full-disk": (4, commands.full_disk),
-    "full-stderr": (2, commands.full_stderr),
+    "killed": (4, commands.on_a_command(commands.killed)),
+    "full-disk": (4, commands.on_a_command(commands.full_disk)),
+    "full-stderr": (2, commands.on_a_command(commands.full_stderr)),
 }
 """Shares of the time, and what makes tries for a model in a folder of its own."""
 

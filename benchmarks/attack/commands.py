@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -17,8 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -53,7 +54,6 @@ class Writing:
     makes: str | None = None
 
     def command(self, out: Path, model: Path) -> list[str]:
-        """Return the command line."""
         words = [str(model) if word == _MODEL else word.replace(_OUT, str(out)) for word in self.words]
         return [sys.executable, "-m", "paceline", *words]
 
@@ -95,7 +95,6 @@ class Workplace:
         return self.folder / "out"
 
     def clear(self) -> None:
-        """Begin with an empty folder."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir(parents=True)
 
@@ -110,7 +109,6 @@ class Workplace:
         return self.whole[name]
 
     async def run(self, name: str, *, stderr: str | None = None) -> Done:
-        """Run a command to its end; see :func:`run`."""
         return await asyncio.to_thread(run, WRITING[name], self.out, self.model, self.variables, stderr=stderr)
 
 
@@ -144,33 +142,46 @@ async def workplace(model: Path, folder: Path) -> AsyncIterator[Workplace]:
         yield Workplace(folder, model, variables)
 
 
-@asynccontextmanager
-async def killed(model: Path, folder: Path) -> AsyncIterator[Attempt]:
+Attack = Callable[[Workplace, str, Done, Random], Awaitable[None]]
+"""What is done to a command, by its name and what it does where nothing happens."""
+
+
+def on_a_command(attack: Attack) -> Callable[[Path, Path], AbstractAsyncContextManager[Attempt]]:
+    """Return what makes tries of an attack, each on a command that is drawn."""
+
+    @asynccontextmanager
+    async def make(model: Path, folder: Path) -> AsyncIterator[Attempt]:
+        async with workplace(model, folder) as place:
+
+            async def attempt(rng: Random) -> None:
+                name = rng.choice(list(WRITING))
+                whole = await place.undisturbed(name)
+                place.clear()
+                await attack(place, name, whole, rng)
+
+            yield attempt
+
+    return make
+
+
+async def killed(place: Workplace, name: str, whole: Done, rng: Random) -> None:
     """Kill a command at any moment, and run it again."""
-    async with workplace(model, folder) as place:
-
-        async def attempt(rng: Random) -> None:
-            name = rng.choice(list(WRITING))
-            whole = await place.undisturbed(name)
-            place.clear()
-            process = subprocess.Popen(
-                WRITING[name].command(place.out, model), env={**os.environ, **place.variables},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-            try:
-                # Half of them while something is being written, which takes a small part of the time.
-                if rng.random() < 0.5:
-                    await asyncio.sleep(whole.seconds * rng.uniform(0.3, 1.0))
-                else:
-                    await _changed(place.out, rng.randint(1, 20), process)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
-                process.wait()
-            check_left(name, digest_of(WRITING[name], place.out), whole)
-            check_again(f"{name} again", await place.run(name), whole)
-
-        yield attempt
+    process = subprocess.Popen(
+        WRITING[name].command(place.out, place.model), env={**os.environ, **place.variables},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        # Half of them while something is being written, which takes a small part of the time.
+        if rng.random() < 0.5:
+            await asyncio.sleep(whole.seconds * rng.uniform(0.3, 1.0))
+        else:
+            await _changed(place.out, rng.randint(1, 20), process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+    check_left(name, digest_of(WRITING[name], place.out), whole)
+    check_again(f"{name} again", await place.run(name), whole)
 
 
 async def _changed(folder: Path, times: int, process: subprocess.Popen[bytes]) -> None:
@@ -193,42 +204,31 @@ def _listing(folder: Path) -> dict[str, int]:
     return found
 
 
-@asynccontextmanager
-async def full_disk(model: Path, folder: Path) -> AsyncIterator[Attempt]:
+async def full_disk(place: Workplace, name: str, whole: Done, rng: Random) -> None:
     """Let the disk be full somewhere within a command, and run it again once there is room."""
-    is_own = has_own_mounts()
-    async with workplace(model, folder) as place:
-
-        async def attempt(rng: Random) -> None:
-            name = rng.choice(list(WRITING))
-            whole = await place.undisturbed(name)
-            place.clear()
-            room = max(4096, int(whole.written_bytes * rng.uniform(0.0, 1.0)))
-            facts = {"name": name, "out": str(place.out), "model": str(model), "room": room, "mounts": is_own}
-            plan = json.dumps(facts)
-            words = [sys.executable, "-m", "benchmarks.attack.commands", plan]
-            process = await asyncio.create_subprocess_exec(
-                *(("unshare", "-rm", *words) if is_own else words),
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **place.variables}, start_new_session=True,
-            )  # fmt: skip
-            try:
-                answer, said = await process.communicate()
-            finally:
-                if process.returncode is None:
-                    os.killpg(process.pid, 9)
-            if process.returncode:
-                raise AttackError(f"{name} with {room} bytes: {said.decode()[-500:]}")
-            first, again = (Done(**done) for done in json.loads(answer))
-            try:
-                check_ending(name, first, whole)
-                check_left(name, first.digest, whole)
-                check_again(f"{name} again", again, whole)
-            except AttackError as error:
-                how = "a disk of" if is_own else "files of at most"
-                raise AttackError(f"{how} {room} bytes: {error}") from None
-
-        yield attempt
+    room, is_own = max(4096, int(whole.written_bytes * rng.uniform(0.0, 1.0))), has_own_mounts()
+    facts = {"name": name, "out": str(place.out), "model": str(place.model), "room": room, "mounts": is_own}
+    words = [sys.executable, "-m", "benchmarks.attack.commands", json.dumps(facts)]
+    process = await asyncio.create_subprocess_exec(
+        *(("unshare", "-rm", *words) if is_own else words),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **place.variables}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        answer, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, 9)
+    if process.returncode:
+        raise AttackError(f"{name} with {room} bytes: {said.decode()[-500:]}")
+    first, again = (Done(**done) for done in json.loads(answer))
+    try:
+        check_ending(name, first, whole)
+        check_left(name, first.digest, whole)
+        check_again(f"{name} again", again, whole)
+    except AttackError as error:
+        how = "a disk of" if is_own else "files of at most"
+        raise AttackError(f"{how} {room} bytes: {error}") from None
 
 
 def check_ending(name: str, done: Done, whole: Done) -> None:
@@ -243,18 +243,9 @@ def check_ending(name: str, done: Done, whole: Done) -> None:
         raise AttackError(f"{name} ended by {done.status}, and says nothing")
 
 
-@asynccontextmanager
-async def full_stderr(model: Path, folder: Path) -> AsyncIterator[Attempt]:
+async def full_stderr(place: Workplace, name: str, whole: Done, rng: Random) -> None:
     """Run a command that can write nothing to its standard error."""
-    async with workplace(model, folder) as place:
-
-        async def attempt(rng: Random) -> None:
-            name = rng.choice(list(WRITING))
-            whole = await place.undisturbed(name)
-            place.clear()
-            check_again(f"{name} with a full standard error", await place.run(name, stderr="/dev/full"), whole)
-
-        yield attempt
+    check_again(f"{name} with a full standard error", await place.run(name, stderr="/dev/full"), whole)
 
 
 def run(
@@ -266,8 +257,6 @@ def run(
     most_bytes: int | None = None,
     stderr: str | None = None,
 ) -> Done:
-    """Run a command to its end."""
-
     def bound() -> None:
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
@@ -303,6 +292,7 @@ def digest_of(writing: Writing, out: Path) -> str | None:
     return digest.hexdigest()
 
 
+@functools.cache
 def has_own_mounts() -> bool:
     """Return whether the system lets a process have mounts of its own."""
     if shutil.which("unshare") is None:

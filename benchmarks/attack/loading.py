@@ -40,7 +40,6 @@ class Loader:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, log: Path, variables: Mapping[str, str] | None = None) -> AsyncIterator[Loader]:
-        """Yield one; leaving ends its process."""
         loader = cls(log, variables)
         try:
             yield loader
@@ -94,7 +93,6 @@ class Loader:
         return text
 
     async def end(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()

@@ -69,7 +69,6 @@ class Target:
         return answer
 
     def client(self, rng: random.Random) -> Client:
-        """Return a client of those that misbehave."""
         return Client(self.port, rng, self.headers)
 
 

@@ -47,7 +47,6 @@ class Tries:
     failures: list[Failure] = field(default_factory=list)
 
     def fail(self, what: str, number: int | None = None) -> None:
-        """Note a failure."""
         self.failures.append(Failure(self.kind, self.seed, number if number is not None else self.only, what))
 
     async def run(self, attempt: Attempt, *, at_once: int, until_s: float, patience_s: float, overrun_s: float) -> None:

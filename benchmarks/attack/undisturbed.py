@@ -86,7 +86,6 @@ class Undisturbed:
             await process.wait()
 
     def begin(self) -> None:
-        """Let it ask."""
         self._say("begin")
 
     async def end(self) -> Noticed:

@@ -251,7 +251,6 @@ TASKS: Final = {"speed": speed, "card_time": card_time, "llama_bench": llama_ben
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Do a job, and print what it yields."""
     job = json.loads(arguments[0])
     for figures in TASKS[job["task"]](job):
         print(json.dumps(figures), flush=True)

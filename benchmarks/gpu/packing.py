@@ -83,8 +83,6 @@ add_subdirectory(llama.cpp/tools/llama-bench)
 
 
 class Pack(NamedTuple):
-    """What was packed."""
-
     size: int
     planner: str
 

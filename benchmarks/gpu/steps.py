@@ -23,8 +23,6 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to measure."""
-
     name: str
     least_s: float
     most_s: float

@@ -58,14 +58,12 @@ class Setting:
     filters: bool = True
 
     def params(self, seed: int) -> SamplingParams:
-        """Return the sampling parameters for one answer."""
         if self.filters:
             return SamplingParams(temperature=self.temperature, seed=seed)
         return SamplingParams(temperature=self.temperature, seed=seed, top_k=0, top_p=1.0, min_p=0.0)
 
     @property
     def name(self) -> str:
-        """Name in figures and tables."""
         if self.temperature == 0.0:
             return "greedy"
         return f"temperature {self.temperature:g}, {'default' if self.filters else 'no'} filters"
@@ -126,7 +124,6 @@ class Figures:
     bars: Sequence[Bar]
 
     def as_json(self) -> dict[str, Any]:
-        """Return them as plain data."""
         return dataclasses.asdict(self)
 
 

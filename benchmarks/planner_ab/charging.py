@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED
+from benchmarks.stopwatch import DROPPED, PLAIN, SILENT, VERIFIED, Watched
 from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree
-from paceline.drafters.base import DraftBudget, Drafter, DraftJob
+from paceline.drafters.base import DraftBudget
 from paceline.lab.replaying.recording import Recording
-from paceline.planning.base import Policy, PolicyBase, RoundRecord
+from paceline.planning.base import Policy, RoundRecord
 
 SLOWER: Final = 1.3
 """Factor on every pass of a machine that became slower."""
@@ -39,7 +38,6 @@ class MidwayDrift:
         self._is_past = False
 
     def begin(self) -> None:
-        """Take note of the next answer."""
         self._begun += 1
         self._is_past = False
 
@@ -53,13 +51,13 @@ class MidwayDrift:
         return SLOWER if changes % 2 else 1.0
 
 
-class Charged(PolicyBase):
+class Charged(Watched):
     """A policy whose decisions move the clock, by ``factor`` times what they take in a replay."""
 
     def __init__(
         self, policy: Policy, clock: VirtualClock, own_times: OwnTimes, factor: float, drift: MidwayDrift | None = None
     ) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._clock = clock
         self._own_times = own_times
         self._unit_s = factor * 1e-6
@@ -67,48 +65,22 @@ class Charged(PolicyBase):
         self._requests = 1
         self._charged_us = 0.0
 
-    def check(self, request: Request) -> None:
-        """Raise where the policy does."""
-        self._policy.check(request)
-
     def begin(self, request: Request) -> None:
-        """Tell the policy."""
         if self._drift is not None:
             self._drift.begin()
-        self._policy.begin(request)
+        super().begin(request)
 
     def budgets(self, requests: Sequence[Request]) -> list[DraftBudget | None]:
-        """Begin a round, as if nobody were asked."""
-        budgets = self._policy.budgets(requests)
         self._requests, self._charged_us = len(requests), 0.0
-        self._charge(PLAIN)
-        return budgets
-
-    def choose(self, drafter: Drafter, jobs: Sequence[DraftJob]) -> list[DraftJob]:
-        """Ask the policy; who is asked may have nothing to say."""
-        chosen = self._policy.choose(drafter, jobs)
-        if chosen:
-            self._charge(SILENT)
-        return chosen
-
-    def select(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
-        """Ask the policy what is verified."""
-        is_drafted = any(tree.num_drafted for tree in trees)
-        self._policy.select(requests, trees)
-        if is_drafted:
-            self._charge(VERIFIED if any(tree.num_drafted for tree in trees) else DROPPED)
+        return super().budgets(requests)
 
     def observe(self, record: RoundRecord) -> None:
-        """Tell the policy; what learning takes was charged before."""
+        # What learning takes was charged before.
         if self._drift is not None and record.requests:
             self._drift.reached(record.requests[0].num_output)
-        self._policy.observe(record)
+        super().observe(record)
 
-    def end(self, request: Request) -> None:
-        """Tell the policy."""
-        self._policy.end(request)
-
-    def _charge(self, kind: str) -> None:
+    def _became(self, kind: str) -> None:
         """Charge what a round of this kind takes, less what it was charged already."""
         by_requests = self._own_times[kind]
         most = max((count for count in by_requests if count <= self._requests), default=min(by_requests))

@@ -68,7 +68,6 @@ class Corpus:
 
     @property
     def temperature(self) -> str:
-        """As tables say it."""
         return "0.8" if self.sampled else "greedy"
 
     def halves(self, laps: int = LAPS, folder: Path = FOLDER) -> dict[str, list[list[Recording]]]:
@@ -151,7 +150,6 @@ def priced(name: str) -> Priced:
 
 
 def workload_of(text_name: str) -> str:
-    """Return the workload that a recording's name says."""
     return text_name.partition(" ")[0]
 
 

@@ -80,7 +80,6 @@ class Environment:
         return None
 
     def keep_own_times(self, policy: str, own_times: Mapping[str, OwnTimes]) -> None:
-        """Keep what a policy takes."""
         path = self._own_times_path(policy)
         path.parent.mkdir(exist_ok=True)
         with atomic_file(path) as partial:

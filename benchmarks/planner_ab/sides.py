@@ -15,8 +15,6 @@ from paceline.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of those that are compared."""
-
     environment: Environment
     policy: str
     own_times: Mapping[str, OwnTimes]
@@ -25,7 +23,6 @@ class Side:
 
     @property
     def replaying(self) -> Job:
-        """Return what of a job says who decides."""
         return {"policy": self.policy, "own_times": self.own_times}
 
     def steps(self, job: Job) -> int:

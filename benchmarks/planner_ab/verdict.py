@@ -47,7 +47,6 @@ class Answer(NamedTuple):
 
     @property
     def workload(self) -> str:
-        """The first word of its name."""
         return self.text.partition(" ")[0]
 
     @property
@@ -90,7 +89,6 @@ class Figures:
 
 
 def figures(answers: Sequence[Answer]) -> Figures:
-    """Return the figures of a group of answers."""
     logs: dict[tuple[str, str], list[float]] = defaultdict(list)
     more: dict[tuple[str, str], int] = defaultdict(int)
     old_low = new_low = 0

@@ -37,7 +37,6 @@ def pairings(names: list[str]) -> Iterator[tuple[str, Priced, Corpus]]:
 
 
 def answer(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Do a job; yield its results."""
     task = job["task"]
     if task == "list":
         cells = [(name, corpus.name) for name, _, corpus in pairings(list(PROFILES))]
@@ -84,7 +83,6 @@ def _replays(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Read the job from standard input."""
     try:
         for result in answer(json.load(sys.stdin)):
             print(json.dumps(result), flush=True)

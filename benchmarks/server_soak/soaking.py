@@ -1,19 +1,31 @@
-"""The soak itself: clients by the thousand, then what is left of them, and a server that is told to end."""
+"""``python -m benchmarks server-soak``: clients by the thousand, what is left of them, and a server that is to end."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from benchmarks.reporting import as_line
 from benchmarks.server import Server
 from benchmarks.server_soak.clients import BEHAVIOURS, CONTEXT_TOKENS, MAX_BODY_MIB, Client, SoakError
 from benchmarks.server_soak.wire import Connection, post_bytes, request_bytes
+from paceline.core.errors import EngineError
+
+EPILOG = """[bold]Examples[/bold]
+
+python -m benchmarks server-soak  [dim]# 2,000 clients of the embedded pair[/dim]
+
+python -m benchmarks server-soak --requests 200 --seed 7
+"""
 
 PARALLEL: Final = 4
 CONNECTIONS: Final = 24
@@ -39,11 +51,30 @@ FLAGS: Final = (
 
 @dataclass(slots=True)
 class Tally:
-    """What became of requests."""
-
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     times_full: int = 0
+
+
+def server_soak(
+    requests: Annotated[int, typer.Option("-n", "--requests", help="Clients in all.", min=20)] = 2000,
+    seed: Annotated[int, typer.Option("-s", "--seed", help="Of all that they choose.")] = 0,
+    log: Annotated[Path | None, typer.Option("--log", help="Where to keep what the server writes.")] = None,
+) -> None:
+    """Soak paceline serve in clients that cancel, stall, break off and send what is wrong; say what is left of them.
+
+    Nothing here is about speed. It fails where a client is answered with an error of the server's own, where the
+    server keeps a request, a place or memory, or where it does not end in time when it is told to.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        kept = log or Path(folder) / "serve.log"
+        try:
+            figures = asyncio.run(soak(requests, seed=seed, log=kept, progress=lambda line: print(line, flush=True)))
+        except SoakError as error:
+            raise EngineError(f"the server does not stand it: {error}") from None
+    for name, count in figures["outcomes"].items():
+        print(f"{name:28} {count}")
+    print(as_line("server soak", figures))
 
 
 async def soak(

@@ -17,16 +17,12 @@ HOST: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of an answer."""
-
     status: int
     headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
-
     head: Head
     body: bytes
 
@@ -56,7 +52,6 @@ def request_bytes(
 
 
 def post_bytes(path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return a request with a JSON body."""
     content = json.dumps(body).encode()
     return request_bytes("POST", path, content, headers={"Content-Type": "application/json", **(headers or {})})
 
@@ -76,7 +71,6 @@ class Connection:
     async def open(
         cls, port: int, *, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None
     ) -> Connection:
-        """Connect."""
         own = socket.socket()
         own.setblocking(False)
         if receive_bytes is not None:
@@ -132,7 +126,6 @@ class Connection:
         await self.reader.readexactly(2)
 
     async def answer(self) -> Answer:
-        """Read an answer."""
         head = await self.head()
         return Answer(head, b"".join([chunk async for chunk in self.chunks(head)]))
 

@@ -72,11 +72,9 @@ class Groups:
 
     @classmethod
     def from_json(cls, data: Mapping[str, str]) -> Groups:
-        """Return what :meth:`to_json` told."""
         return cls(Path(data["memory"]), Path(data["disk"]), data["device"])
 
     def to_json(self) -> dict[str, str]:
-        """Return them as plain data."""
         return {"memory": str(self.memory), "disk": str(self.disk), "device": self.device}
 
     @property
@@ -96,8 +94,6 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job."""
-
     results: list[dict[str, Any]] = field(default_factory=list)
     killed: bool = False
     peak_bytes: int = 0

@@ -97,7 +97,6 @@ def streamed_passes(
 
 
 def limits_of(memory: str, limit: str | None, rate: str | None) -> Limits:
-    """Return what the box allows."""
     memory_bytes = parse_bytes(memory)
     limit_bytes = memory_bytes if limit is None else parse_bytes(limit)
     if limit_bytes < memory_bytes:
@@ -129,7 +128,6 @@ class Found:
     killed: bool = False
 
     def add(self, outcome: Outcome) -> None:
-        """Add what a process found."""
         self.killed |= outcome.killed
         self.peak_bytes = max(self.peak_bytes, outcome.peak_bytes)
         for result in outcome.results:

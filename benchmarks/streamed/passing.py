@@ -99,7 +99,6 @@ def _counted(group: Groups | None, stream: LayerStream | None) -> dict[str, floa
 
 
 def main() -> None:
-    """Read the job from standard input."""
     try:
         for result in measure(json.load(sys.stdin)):
             print(json.dumps(result), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -15,7 +16,7 @@ import pytest
 from benchmarks.__main__ import app
 from benchmarks.cost_tables import measured_profile
 from benchmarks.planner_ab import corpus as corpus_module
-from benchmarks.planner_ab import worker
+from benchmarks.planner_ab import own_time, worker
 from benchmarks.planner_ab.charging import NO_TIME, SLOWER, Charged, MidwayDrift
 from benchmarks.planner_ab.corpus import (
     COPIES,
@@ -49,8 +50,10 @@ from paceline.planning.base import Policy
 from paceline.planning.costs.profile import CostProfile
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from tests.planning.helpers import Skill, synthetic
+from tests.tiers import some_long
 
 COSTS = measured_profile("F16", 1.0)
+SMALLEST = next(corpus for corpus in CORPORA if corpus.name == "smollm2-greedy")
 PRICED = Priced(COSTS, own_factor=2.0)
 OWN_TIMES = {PLAIN: {1: 10.0}, SILENT: {1: 40.0}, DROPPED: {1: 60.0}, VERIFIED: {1: 100.0, 4: 300.0}}
 
@@ -75,8 +78,15 @@ def fixed(length: int) -> object:
 # -- the corpus ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("corpus", CORPORA, ids=lambda corpus: corpus.name)
-def test_the_corpus_is_frozen_and_has_twelve_texts_of_each_workload(corpus: Corpus) -> None:
+def test_every_file_of_the_corpus_is_the_one_that_was_frozen() -> None:
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus_module.FOLDER.iterdir()}
+    assert found == corpus_module.SHA256
+    assert {f"{corpus.name}.npz" for corpus in CORPORA} == set(found)
+
+
+# What is frozen stays what it is, so one quick look is enough.
+@pytest.mark.parametrize("corpus", some_long(CORPORA, quick=[SMALLEST]), ids=lambda corpus: corpus.name)
+def test_the_corpus_has_twelve_texts_of_each_workload(corpus: Corpus) -> None:
     halves = corpus.halves()
     assert list(halves) == list(HALVES)
     assert all(len(laps) == LAPS for laps in halves.values())
@@ -204,7 +214,8 @@ def test_groups_begin_together_and_the_last_one_is_filled_up() -> None:
         assert plain(scene(name), laps, PRICED)[0] > 0
 
 
-def test_own_time_is_measured_by_what_became_of_drafts_and_by_requests() -> None:
+def test_own_time_is_measured_by_what_became_of_drafts_and_by_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_time, "SLICES", 2)
     group = [*texts(8), *texts(8, right=0.0)]
 
     def build(costs: CostProfile, learned: Learned | None) -> Policy:
