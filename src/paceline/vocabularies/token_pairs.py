@@ -16,11 +16,7 @@ DRAFT_VOCABS: Final[tuple[DraftVocab, ...]] = get_args(DraftVocab)
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return pairs of spellings from texts like ``<|im_start|>=<start_of_turn>``, the draft's token first.
-
-    Raises:
-        InputError: a text has no two sides.
-    """
+    """Return pairs of spellings from texts like ``<|im_start|>=<start_of_turn>``, the draft's token first."""
     pairs = []
     for text in texts:
         ours, _, its = text.partition("=")
@@ -34,11 +30,7 @@ def parse_pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def check_pairs(texts: Sequence[str], vocab: DraftVocab) -> None:
-    """Raise unless the texts are pairs of tokens, which drafts that are not translated have no use for.
-
-    Raises:
-        InputError: with what is wrong and the way out.
-    """
+    """Raise unless the texts are pairs of tokens, which drafts that are not translated have no use for."""
     if parse_pairs(texts) and vocab == "same":
         raise InputError(
             "`DraftOptions.token_map` has no effect with `DraftOptions.vocab='same'`, which "

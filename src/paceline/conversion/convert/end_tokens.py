@@ -30,9 +30,6 @@ def choose_end_keys(vocabulary: TokenizerTables, name: str) -> dict[str, int]:
     They are under ``eos`` and, where they are needed or their text says what they are, ``eot`` and ``eom``. ``name`` is
     the folder's, for messages.
 
-    Raises:
-        InputError: llama.cpp would not end at one of the tokens.
-
     Warns:
         ModelWarning: llama.cpp would end at tokens at which the folder does not.
     """

@@ -94,11 +94,6 @@ class LlamaCppEngine:
         options: what to load and how.
         batch_rows: see :func:`~paceline.engines.llama_cpp.loading.load_model`, as for the others.
         output_rows: most rows of one pass whose logits can be asked for.
-
-    Raises:
-        ModelFileError: the file is missing, damaged, of another format, or refused by llama.cpp.
-        CapabilityError: the model is of a kind that cannot be used here.
-        InputError: a setting does not fit this model or this machine.
     """
 
     def __init__(self, options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> None:

@@ -30,13 +30,7 @@ _LEVEL_ROWS: Final = 16
 
 
 def load_head(target: LoadedModel, head: HeadFile, path: Path | None = None) -> LoadedModel:
-    """Make a context for a head, which drafts from the states of a target that holds them.
-
-    Raises:
-        ModelFileError: the file is damaged, or refused by llama.cpp.
-        CapabilityError: the head is none of this target's.
-        InputError: there is no memory for it.
-    """
+    """Make a context for a head, which drafts from the states of a target that holds them."""
     options, of_target = target.options, target.settings
     if head.reads_cache:
         # It reads no prompts, and its cells are those of the target, by the same ids.

@@ -186,9 +186,6 @@ class LayerStream:
         ``try_rows`` makes a pass of so many rows, and returns their logits. Returns how the memory is shared out;
         ``None`` where all layers fit after all.
 
-        Raises:
-            UnstreamableError: layers cannot be streamed, or rows are not the same then.
-
         Warns:
             ModelWarning: passes will be so slow that nobody waits for an answer.
         """

@@ -50,12 +50,7 @@ class _Drafts(SequenceCells):
 
 
 class TorchAssistant(LentSequences, TorchHead):
-    """A head that reads the cache of its target beside states.
-
-    Raises:
-        ModelFileError: the weights are damaged, or not all there.
-        CapabilityError: it is none of this target's.
-    """
+    """A head that reads the cache of its target beside states."""
 
     def __init__(self, target: TorchHFEngine, path: Path) -> None:
         target._check_open()

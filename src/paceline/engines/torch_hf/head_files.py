@@ -76,12 +76,7 @@ def has_mtp_layer(folder: Path) -> bool:
 
 
 def read_eagle(folder: Path, *, num_layers: int | None, width: int | None) -> EagleFile:
-    """Return the EAGLE-3 head that a folder holds for a target of so many layers of that width.
-
-    Raises:
-        ModelFileError: the configuration is damaged.
-        CapabilityError: it is another kind of head, or another model's.
-    """
+    """Return the EAGLE-3 head that a folder holds for a target of so many layers of that width."""
     kind = head_kind(folder)
     if kind != "eagle3":
         raise CapabilityError(

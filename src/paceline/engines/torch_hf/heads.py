@@ -166,12 +166,7 @@ def _mask_of(mask: Any, config: Any, index: int) -> Any:
 
 
 def load_eagle(file: EagleFile, target: Any, vocab_size: int) -> EagleHead:
-    """Load a head in the type of its target and where that is, whose embedding and output layer it may borrow.
-
-    Raises:
-        ModelFileError: the weights are damaged, or not all there.
-        CapabilityError: it is a head of another form, or another model's.
-    """
+    """Load a head in the type of its target and where that is, whose embedding and output layer it may borrow."""
     with quiet(), file_errors(file.path):
         weights = _read_weights(file.path)
         head_norms = "layers.0.self_attn.q_norm.weight" in weights
@@ -296,13 +291,7 @@ class MtpHead(nn.Module):  # type: ignore[misc]
 
 
 def load_mtp(target: Any) -> MtpHead:
-    """Load the MTP layer in the folder of a model, on whose embedding and output layer it works.
-
-    Raises:
-        ModelFileError: the folder lacks some of it.
-        CapabilityError: there is none that can be run here.
-        InputError: there is no memory for it.
-    """
+    """Load the MTP layer in the folder of a model, on whose embedding and output layer it works."""
     from transformers import modeling_layers
 
     mtp_model: Any = getattr(modeling_layers, "MtpModel", None)
@@ -332,10 +321,6 @@ class TorchHead(TorchHFEngine):
         path: the folder of the head; ``None`` for the MTP layer in the target's.
 
     Either may be closed first.
-
-    Raises:
-        ModelFileError: the weights are damaged, or not all there.
-        CapabilityError: it is none of this target's, or of no kind that can be run here.
     """
 
     def __init__(self, target: TorchHFEngine, path: Path | None = None) -> None:

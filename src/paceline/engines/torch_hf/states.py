@@ -26,9 +26,6 @@ class StateCapture:
         model: a causal language model of transformers, which gets hooks.
         layers: numbers of layers, or ``OUTPUT_STATE`` for the output layer. The number of layers is what the last of
             them puts out, before the norm behind it.
-
-    Raises:
-        CapabilityError: the model has no such layer.
     """
 
     def __init__(self, model: Any, layers: Sequence[int]) -> None:
