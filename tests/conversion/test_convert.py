@@ -882,7 +882,10 @@ def _index(data: bytes) -> Callable[[Path], object]:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut off": (_truncate("model.safetensors", 0.9), "does not hold all of"),
-    "header cut off": (_truncate("model.safetensors", 0.0005), "cannot be read as safetensors"),
+    "header cut off": (
+        _truncate("model.safetensors", 0.0005),
+        "damaged: its header has .* bytes, the file",
+    ),
     "header is not JSON": (_write("model.safetensors", b"\x04" + bytes(7) + b"{{{{"), "no valid safetensors header"),
     "a tensor is missing": (_header(lambda h: h.pop("model.norm.weight")), "lacks model.norm.weight"),
     "a tensor is misshapen": (

@@ -77,7 +77,7 @@ def head_names(target: ModelOptions | None = None) -> tuple[str, ...]:
 
 
 def states_read(target: ModelOptions, head: Path | None) -> tuple[int, ...]:
-    """Return the states that a head reads, as ``ModelOptions.hold_states`` has them; ``None`` is the target's own head."""
+    """Return the states that a head reads, as ``ModelOptions.hold_states`` has them; ``None`` is the target's own."""
     if head is None:
         return (OUTPUT_STATE,)
     path = Path(target.path)

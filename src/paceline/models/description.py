@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from paceline.core.errors import ModelFileError
 from paceline.models.files import explain_damaged_entries, read_json
 from paceline.models.gguf_header import Value
 from paceline.models.gguf_model import GgufModel, read_gguf_model
-from paceline.models.weight_files import check_model_folder, head_kind, header_bytes, weight_files
+from paceline.models.weight_files import check_model_folder, head_kind, read_safetensors_header, weight_files
 
 ModelFormat: TypeAlias = Literal["gguf", "huggingface"]
 
@@ -181,36 +180,11 @@ def _count_safetensors(folder: Path) -> tuple[int | None, str | None]:
     """Return the number of weights and their commonest type; ``None`` for pickled files."""
     weights_by_type: Counter[str] = Counter()
     for path in weight_files(folder):
-        weights_by_type.update(_count_weights(path))
+        for tensor in read_safetensors_header(path).values():
+            weights_by_type[tensor.dtype] += prod(tensor.shape)
     if not weights_by_type:
         return None, None
     return weights_by_type.total(), weights_by_type.most_common(1)[0][0]
-
-
-def _count_weights(path: Path) -> Counter[str]:
-    """Count the weights of a safetensors file by type.
-
-    Source: https://huggingface.co/docs/safetensors, "Format".
-    """
-    num_bytes = path.stat().st_size
-    weights_by_type: Counter[str] = Counter()
-    with path.open("rb") as file:
-        header_length = header_bytes(path, file.read(8))
-        text = file.read(header_length)
-    try:
-        if len(text) < header_length:
-            raise ValueError(f"its header has {header_length} bytes, the file {num_bytes}")
-        header = json.loads(text)
-        end = 0
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                weights_by_type[tensor["dtype"]] += prod(tensor["shape"])
-                end = max(end, tensor["data_offsets"][1])
-        if 8 + header_length + end > num_bytes:
-            raise ValueError(f"its tensors end at byte {8 + header_length + end}, the file at {num_bytes}")
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise ModelFileError(f"{path} is truncated or damaged: {error}; copy or download it again") from None
-    return weights_by_type
 
 
 def _read_card(card: Path) -> tuple[dict[str, str], str | None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from paceline.core.errors import ModelFileError
 from paceline.core.text import spelled_bytes
@@ -19,6 +21,8 @@ ASSISTANT: Final = "assistant"
 """The kind of head that reads the cache of its target."""
 _LONGEST_HEADER: Final = 100_000_000
 """Most bytes of a header, as in the safetensors library."""
+ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a weight of the types that can be converted."""
 _PICKLED: Final = ("pytorch_model*.bin", "*.pt", "*.pth")
 
 
@@ -117,6 +121,45 @@ def read_weight_map(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
         raise ModelFileError(f"{folder / INDEX} has no weight_map of file names; fetch the folder again")
     return weight_map
+
+
+class TensorEntry(NamedTuple):
+    """What a safetensors file says of a tensor: its shape, its type, and its first byte in the file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+
+def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:
+    """Return the tensors of a safetensors file by name; raise ``ModelFileError`` where it does not hold all of one.
+
+    Source: https://huggingface.co/docs/safetensors, "Format".
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = header_bytes(path, file.read(8))
+            text = file.read(length)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    tensors = {}
+    why = f"its header has {length} bytes, the file {size}" if len(text) < length else None
+    try:
+        header = {} if why else json.loads(text)
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, stop = (int(offset) for offset in entry["data_offsets"])
+            dtype, shape = str(entry["dtype"]), tuple(int(length) for length in entry["shape"])
+            expected = math.prod(shape) * ITEM_BYTES.get(dtype, 0) or stop - start
+            if min((start, *shape)) < 0 or 8 + length + stop > size or stop - start != expected:
+                why = why or f"it does not hold all of {name}"
+            tensors[name] = TensorEntry(shape, dtype, 8 + length + start)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        why = "it has no valid safetensors header"
+    if why is not None:
+        raise ModelFileError(f"{path} is truncated or damaged: {why}; copy or download it again")
+    return tensors
 
 
 def header_bytes(path: Path, start: bytes) -> int:

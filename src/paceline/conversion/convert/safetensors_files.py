@@ -15,7 +15,14 @@ import numpy as np
 
 from paceline.conversion.convert.dtypes import WeightType, decode
 from paceline.core.errors import ModelFileError
-from paceline.models.weight_files import INDEX, SINGLE, header_bytes, read_weight_map, weight_files
+from paceline.models.weight_files import (
+    INDEX,
+    ITEM_BYTES,
+    SINGLE,
+    read_safetensors_header,
+    read_weight_map,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +32,6 @@ if TYPE_CHECKING:
 
 SHARD_BYTES: Final = 5_000_000_000
 """Most bytes of weights in one file, as transformers splits them."""
-
-_ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,11 @@ class StoredTensor:
 
     def rows(self, start: int, stop: int) -> Floats:
         """Return ``[stop - start, ...]`` of its first axis as float32."""
-        if self.dtype not in _ITEM_BYTES:
+        if self.dtype not in ITEM_BYTES:
             raise ModelFileError(
-                f"{self.path}: {self.name} is of type {self.dtype}; weights of {', '.join(_ITEM_BYTES)} can be read"
+                f"{self.path}: {self.name} is of type {self.dtype}; weights of {', '.join(ITEM_BYTES)} can be read"
             )
-        row_bytes = math.prod(self.shape[1:]) * _ITEM_BYTES[self.dtype]
+        row_bytes = math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
         raw: Bytes = np.memmap(
             self.path, np.uint8, mode="r", offset=self.offset + start * row_bytes, shape=((stop - start) * row_bytes,)
         )
@@ -58,7 +63,10 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     paths = weight_files(folder)
     if not paths:
         raise ModelFileError(f"{folder} has pickled weights; load it in transformers and save_pretrained it")
-    shards = {path.name: _read_header(path) for path in paths}
+    shards = {
+        path.name: {name: StoredTensor(path, name, *entry) for name, entry in read_safetensors_header(path).items()}
+        for path in paths
+    }
     if SINGLE in shards:
         return shards[SINGLE]
     weight_map = read_weight_map(folder)
@@ -66,33 +74,6 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
         if name not in shards[shard]:
             raise ModelFileError(f"{folder / shard} lacks {name}, which {INDEX} says it has; fetch it again")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
-
-
-def _read_header(path: Path) -> dict[str, StoredTensor]:
-    damaged = "it is truncated or damaged; fetch it again"
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = header_bytes(path, file.read(8))
-            if length > size - 8:
-                raise ModelFileError(f"{path} cannot be read as safetensors: {damaged}")
-            text = file.read(length)
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
-    try:
-        header: dict[str, dict[str, Any]] = json.loads(text)
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, entry in header.items():
-            start, stop = (int(offset) for offset in entry["data_offsets"])
-            shape = tuple(int(size) for size in entry["shape"])
-            tensors[name] = StoredTensor(path, name, shape, str(entry["dtype"]), 8 + length + start)
-            expected = math.prod(shape) * _ITEM_BYTES.get(entry["dtype"], 0) or stop - start
-            if min((start, *shape)) < 0 or 8 + length + stop > size or stop - start != expected:
-                raise ModelFileError(f"{path} does not hold all of {name}: {damaged}")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelFileError(f"{path} has no valid safetensors header: {damaged}") from None
-    return tensors
 
 
 @dataclass(frozen=True)
