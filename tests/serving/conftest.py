@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -13,8 +14,24 @@ from paceline.server_options import ServerOptions
 from tests.cli.invoking import refused
 from tests.serving.calling import SAID, TEMPLATE, saying
 from tests.serving.hosted import Hosted, hosted, pair, scripted
+from tests.timing import WAIT_S
 
 __all__ = ["refused"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own, for no longer than anything takes."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def within_time() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(within_time())
+    return True
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -182,13 +182,3 @@ def repeated(token: str) -> LogitFunction:
         return row
 
     return logits
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in an event loop, for no longer than anything takes."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(WAIT_S):
-            await test()
-
-    asyncio.run(bounded())

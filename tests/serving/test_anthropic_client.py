@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
@@ -83,19 +82,16 @@ def test_a_length_of_none_reads_the_prompt_alone(client: anthropic.Anthropic) ->
     assert (answer.content, answer.stop_reason, answer.usage.output_tokens) == ([], "max_tokens", 0)
 
 
-def test_asyncio(server: Hosted) -> None:
-    async def test() -> None:
-        async with server.async_anthropic_client() as client:
-            answer = await client.messages.create(**ASKED)
-            async with client.messages.stream(**ASKED) as stream:
-                texts = [text async for text in stream.text_stream]
-                message = await stream.get_final_message()
-            assert said(message) == said(answer)
-            assert len(texts) > 9
-            assert said(answer) == [{"type": "text", "text": "".join(texts)}]
-            assert [model.id async for model in client.models.list()] == [NAME]
-
-    asyncio.run(test())
+async def test_asyncio(server: Hosted) -> None:
+    async with server.async_anthropic_client() as client:
+        answer = await client.messages.create(**ASKED)
+        async with client.messages.stream(**ASKED) as stream:
+            texts = [text async for text in stream.text_stream]
+            message = await stream.get_final_message()
+        assert said(message) == said(answer)
+        assert len(texts) > 9
+        assert said(answer) == [{"type": "text", "text": "".join(texts)}]
+        assert [model.id async for model in client.models.list()] == [NAME]
 
 
 def test_why_an_answer_ended(client: anthropic.Anthropic) -> None:

@@ -207,28 +207,23 @@ def test_where_no_file_is_left_the_silent_yield_and_the_log_stays_short() -> Non
     assert len(running.said) < 40
 
 
-def test_a_connection_that_comes_when_the_server_ends_is_no_traceback() -> None:
+async def test_a_connection_that_comes_when_the_server_ends_is_no_traceback() -> None:
     """The event loop has been told of it by then, and asyncio's own wait for one is broken off too late."""
     found: list[Any] = []
 
-    async def end() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda loop, context: found.append(context))
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-            acceptor = connections.Acceptor(
-                [listener], lambda: pytest.fail("one was accepted"), None, SecuritySettings()
-            )
-            # Until it waits.
-            await asyncio.sleep(0)
-            client.connect(listener.getsockname())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: found.append(context))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        acceptor = connections.Acceptor([listener], lambda: pytest.fail("one was accepted"), None, SecuritySettings())
+        # Until it waits.
+        await asyncio.sleep(0)
+        client.connect(listener.getsockname())
 
-            def close() -> None:
-                acceptor.close()
-                listener.close()
+        def close() -> None:
+            acceptor.close()
+            listener.close()
 
-            loop.call_soon(close)
-            await acceptor.wait_closed()
-            await asyncio.sleep(0)
-
-    asyncio.run(end())
+        loop.call_soon(close)
+        await acceptor.wait_closed()
+        await asyncio.sleep(0)
     assert found == []

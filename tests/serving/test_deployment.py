@@ -18,7 +18,7 @@ from paceline.server_options import ServerOptions
 from paceline.serving import deployment
 from paceline.serving.connections import CarefulProtocol
 from paceline.serving.deployment import listening, server_url
-from tests.serving.live import in_loop, live, repeated
+from tests.serving.live import live, repeated
 
 PROMPT = [65, 66, 67]
 LONG = {"prompt": PROMPT, "n_predict": 400, "ignore_eos": True}
@@ -78,26 +78,23 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("host", ["localhost", "elsewhere.example"])
-def test_nonsense_in_a_body_is_refused_once(host: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nonsense_in_a_body_is_refused_once(host: str, caplog: pytest.LogCaptureFixture) -> None:
     """A request that is refused before its body is read has an answer of its own beside that to the nonsense."""
     head = f"POST /completion HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
-    async def test() -> None:
-        async with live() as server:
-            for pieces in ([head + b"zz\r\n\r\n"], [head, b"zz\r\n\r\n"], [head, b"1\r\nx\r\n", b"zz\r\n\r\n"]):
-                async with await Connection.open(server.port) as connection:
-                    for piece in pieces:
-                        await connection.send(piece)
-                        await server.get("/health")
-                    said = await connection.reader.read(-1)
-                    assert said.startswith(b"HTTP/1.1 4")
-                    assert said.count(b"HTTP/1.1") == 1
-
-    in_loop(test)
+    async with live() as server:
+        for pieces in ([head + b"zz\r\n\r\n"], [head, b"zz\r\n\r\n"], [head, b"1\r\nx\r\n", b"zz\r\n\r\n"]):
+            async with await Connection.open(server.port) as connection:
+                for piece in pieces:
+                    await connection.send(piece)
+                    await server.get("/health")
+                said = await connection.reader.read(-1)
+                assert said.startswith(b"HTTP/1.1 4")
+                assert said.count(b"HTTP/1.1") == 1
     assert not errors(caplog)
 
 
-def test_an_error_that_ends_a_stream_is_its_last_event(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_that_ends_a_stream_is_its_last_event(caplog: pytest.LogCaptureFixture) -> None:
     broken = repeated("a")
     said: list[int] = []
 
@@ -105,19 +102,16 @@ def test_an_error_that_ends_a_stream_is_its_last_event(caplog: pytest.LogCapture
         said.append(len(token_ids))
         return broken(token_ids) * (float("nan") if len(token_ids) > len(PROMPT) + 3 else 1.0)
 
-    async def test() -> None:
-        async with live(logits=logits) as server:
-            answer = await server.post(
-                "/v1/completions", {"prompt": PROMPT, "n_predict": 400, "ignore_eos": True, "stream": True}
-            )
-            assert answer.status == 200
-            events = [json.loads(line[6:]) for line in answer.body.split(b"\n\n") if line.startswith(b"data: {")]
-            assert [event["choices"][0]["text"] for event in events[:-1]] == ["a"] * 4
-            assert events[-1]["error"]["type"] == "server_error"
-            assert (await server.post("/completion", {"prompt": "ab", "n_predict": 1})).status == 200
-            assert server.active() == 0
-
-    in_loop(test)
+    async with live(logits=logits) as server:
+        answer = await server.post(
+            "/v1/completions", {"prompt": PROMPT, "n_predict": 400, "ignore_eos": True, "stream": True}
+        )
+        assert answer.status == 200
+        events = [json.loads(line[6:]) for line in answer.body.split(b"\n\n") if line.startswith(b"data: {")]
+        assert [event["choices"][0]["text"] for event in events[:-1]] == ["a"] * 4
+        assert events[-1]["error"]["type"] == "server_error"
+        assert (await server.post("/completion", {"prompt": "ab", "n_predict": 1})).status == 200
+        assert server.active() == 0
     assert errors(caplog) == ["a request ended by an error"]
 
 
@@ -127,71 +121,64 @@ def test_an_error_that_ends_a_stream_is_its_last_event(caplog: pytest.LogCapture
 ENDLESS: dict[str, Any] = {"logits": repeated("a"), "context_length": 1 << 20, "max_rows": 512}
 
 
-def test_a_stream_that_runs_when_the_signal_comes_is_finished(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with live(ServerOptions(grace_s=600.0)) as server:
-            server.gate.close()
-            body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "stream": True}
-            stream = await server.send("/v1/completions", body)
-            head = await stream.head()
-            server.terminate()
-            await server.until(lambda: server.server.host.state == "closing")
-            server.gate.open()
-            said = b"".join([chunk async for chunk in stream.chunks(head)])
-            *_, last, done = (event.removeprefix(b"data: ") for event in said.strip().split(b"\n\n"))
-            answer = json.loads(last)
-            assert (answer["choices"][0]["finish_reason"], answer["timings"]["predicted_n"]) == ("length", 40)
-            assert done == b"[DONE]"
-            assert await server.ended == 1
-            stream.close()
-
-    in_loop(test)
+async def test_a_stream_that_runs_when_the_signal_comes_is_finished(caplog: pytest.LogCaptureFixture) -> None:
+    async with live(ServerOptions(grace_s=600.0)) as server:
+        server.gate.close()
+        body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "stream": True}
+        stream = await server.send("/v1/completions", body)
+        head = await stream.head()
+        server.terminate()
+        await server.until(lambda: server.server.host.state == "closing")
+        server.gate.open()
+        said = b"".join([chunk async for chunk in stream.chunks(head)])
+        *_, last, done = (event.removeprefix(b"data: ") for event in said.strip().split(b"\n\n"))
+        answer = json.loads(last)
+        assert (answer["choices"][0]["finish_reason"], answer["timings"]["predicted_n"]) == ("length", 40)
+        assert done == b"[DONE]"
+        assert await server.ended == 1
+        stream.close()
     assert not errors(caplog)
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_answers_that_the_end_of_the_server_cut_say_so(by: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with live(ServerOptions(grace_s=0.0), **ENDLESS) as server:
-            body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True}
-            whole = await server.send("/completion", body)
-            stream = await server.send("/v1/completions", {**body, "stream": True})
-            head = await stream.head()
-            await server.until(lambda: server.server.load().running == 2)
-            server.terminate(by)
-            answer = await whole.answer()
-            assert answer.status == 503
-            assert answer.head.headers["retry-after"]
-            said = b"".join([chunk async for chunk in stream.chunks(head)])
-            assert b'"unavailable_error"' in said
-            assert b"[DONE]" not in said
-            assert await server.ended == 1
-            for connection in (whole, stream):
-                connection.close()
-
-    in_loop(test)
+async def test_answers_that_the_end_of_the_server_cut_say_so(
+    by: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live(ServerOptions(grace_s=0.0), **ENDLESS) as server:
+        body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True}
+        whole = await server.send("/completion", body)
+        stream = await server.send("/v1/completions", {**body, "stream": True})
+        head = await stream.head()
+        await server.until(lambda: server.server.load().running == 2)
+        server.terminate(by)
+        answer = await whole.answer()
+        assert answer.status == 503
+        assert answer.head.headers["retry-after"]
+        said = b"".join([chunk async for chunk in stream.chunks(head)])
+        assert b'"unavailable_error"' in said
+        assert b"[DONE]" not in said
+        assert await server.ended == 1
+        for connection in (whole, stream):
+            connection.close()
     assert not errors(caplog)
 
 
-def test_halves_of_requests_do_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with live(ServerOptions(grace_s=600.0)) as server:
-            half, begun, idle = [await Connection.open(server.port) for _ in range(3)]
-            await half.send(request_bytes("POST", "/completion", b'{"prompt":', length=1000))
-            await begun.send(b"POST /completion HT")
-            await idle.send(request_bytes("GET", "/health"))
-            assert (await idle.answer()).status == 200
-            server.terminate()
-            assert await server.ended == 1
-            for connection in (half, begun, idle):
-                assert await connection.reader.read(-1) == b""
-                connection.close()
-
-    in_loop(test)
+async def test_halves_of_requests_do_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async with live(ServerOptions(grace_s=600.0)) as server:
+        half, begun, idle = [await Connection.open(server.port) for _ in range(3)]
+        await half.send(request_bytes("POST", "/completion", b'{"prompt":', length=1000))
+        await begun.send(b"POST /completion HT")
+        await idle.send(request_bytes("GET", "/health"))
+        assert (await idle.answer()).status == 200
+        server.terminate()
+        assert await server.ended == 1
+        for connection in (half, begun, idle):
+            assert await connection.reader.read(-1) == b""
+            connection.close()
     assert not errors(caplog)
 
 
-def test_clients_that_read_nothing_do_not_hold_up_the_end(
+async def test_clients_that_read_nothing_do_not_hold_up_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full: list[bool] = []
@@ -204,32 +191,26 @@ def test_clients_that_read_nothing_do_not_hold_up_the_end(
     monkeypatch.setattr(CarefulProtocol, "pause_writing", noted)
     monkeypatch.setattr(deployment, "_FLUSH_S", 0.01)
 
-    async def test() -> None:
-        async with live(ServerOptions(grace_s=0.0, max_answer_logprobs=10**9), **ENDLESS) as server:
-            body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True, "stream": True, "n_probs": 200}
-            stuck = await server.send("/completion", body, receive_bytes=1024)
-            await server.until(lambda: full)
-            server.terminate()
-            assert await server.ended == 1
-            stuck.close()
-
-    in_loop(test)
+    async with live(ServerOptions(grace_s=0.0, max_answer_logprobs=10**9), **ENDLESS) as server:
+        body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True, "stream": True, "n_probs": 200}
+        stuck = await server.send("/completion", body, receive_bytes=1024)
+        await server.until(lambda: full)
+        server.terminate()
+        assert await server.ended == 1
+        stuck.close()
     assert not errors(caplog)
 
 
-def test_a_second_signal_ends_the_server_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with live(ServerOptions(grace_s=600.0), **ENDLESS) as server:
-            stream = await server.send("/completion", {"prompt": PROMPT, "n_predict": -1, "stream": True})
-            await stream.head()
-            server.terminate()
-            await server.until(lambda: server.server.host.state == "closing")
-            assert not server.ended.done()
-            server.terminate()
-            assert await server.ended == 2
-            stream.close()
-
-    in_loop(test)
+async def test_a_second_signal_ends_the_server_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with live(ServerOptions(grace_s=600.0), **ENDLESS) as server:
+        stream = await server.send("/completion", {"prompt": PROMPT, "n_predict": -1, "stream": True})
+        await stream.head()
+        server.terminate()
+        await server.until(lambda: server.server.host.state == "closing")
+        assert not server.ended.done()
+        server.terminate()
+        assert await server.ended == 2
+        stream.close()
     assert not errors(caplog)
 
 

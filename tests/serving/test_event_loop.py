@@ -95,14 +95,11 @@ FEW: Final = ("lists", "numbers in number", "names", "escapes", "no end", "messa
 
 
 @pytest.mark.parametrize("names", [FEW, pytest.param([*BODIES.keys() - {*FEW}], marks=pytest.mark.long)])
-def test_no_body_holds_up_others(names: Sequence[str]) -> None:
-    async def check() -> None:
-        async with live() as server:
-            for name in names:
-                path, status, body = BODIES[name]
-                await answered(server, name, request_bytes("POST", path, body), status)
-
-    asyncio.run(check())
+async def test_no_body_holds_up_others(names: Sequence[str]) -> None:
+    async with live() as server:
+        for name in names:
+            path, status, body = BODIES[name]
+            await answered(server, name, request_bytes("POST", path, body), status)
 
 
 LISTED: Final[dict[str, tuple[str, dict[str, object]]]] = {
@@ -113,13 +110,10 @@ LISTED: Final[dict[str, tuple[str, dict[str, object]]]] = {
 
 
 @pytest.mark.parametrize("name", some_long(LISTED, quick=["native", "in a stream"]))
-def test_no_answer_holds_up_others(name: str) -> None:
+async def test_no_answer_holds_up_others(name: str) -> None:
     path, fields = LISTED[name]
     body = {"prompt": "abc", "max_tokens": 400, "n": 2, "ignore_eos": True, "seed": 1, **fields}
 
-    async def check() -> None:
-        async with live() as server:
-            answer = await answered(server, name, post_bytes(path, body), 200)
-            assert answer.body.count(b'"id":') >= 2 * 400 * 250
-
-    asyncio.run(check())
+    async with live() as server:
+        answer = await answered(server, name, post_bytes(path, body), 200)
+        assert answer.body.count(b'"id":') >= 2 * 400 * 250

@@ -23,78 +23,69 @@ async def nobody_leaves() -> Message:
     raise AssertionError
 
 
-def test_a_silent_stream_says_that_it_is_there() -> None:
+async def test_a_silent_stream_says_that_it_is_there() -> None:
     sent: list[bytes] = []
 
-    async def test() -> None:
-        commented = asyncio.Event()
+    commented = asyncio.Event()
 
-        async def content() -> AsyncGenerator[bytes, None]:
-            yield b"first"
-            await commented.wait()
-            yield b"second"
+    async def content() -> AsyncGenerator[bytes, None]:
+        yield b"first"
+        await commented.wait()
+        yield b"second"
 
-        async def send(message: Message) -> None:
-            sent.append(message.get("body", b""))
-            if sent.count(COMMENT) >= 2:
-                commented.set()
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+        if sent.count(COMMENT) >= 2:
+            commented.set()
 
-        over: list[bool] = []
-        async with asyncio.timeout(WAIT_S):
-            await EventStream(content(), over=lambda: over.append(True), ping_s=0.001, ping=b": \n\n")(
-                SCOPE, nobody_leaves, send
-            )
-        assert over == [True]
-
-    asyncio.run(test())
+    over: list[bool] = []
+    async with asyncio.timeout(WAIT_S):
+        await EventStream(content(), over=lambda: over.append(True), ping_s=0.001, ping=b": \n\n")(
+            SCOPE, nobody_leaves, send
+        )
+    assert over == [True]
     assert [body for body in sent if body != COMMENT] == [b"", b"first", b"second", b""]
     assert sent[-2:] == [b"second", b""]
 
 
-def test_a_comment_that_waits_to_be_read_does_not_come_after_the_end() -> None:
+async def test_a_comment_that_waits_to_be_read_does_not_come_after_the_end() -> None:
     written: list[bytes] = []
 
-    async def test() -> None:
-        waiting, never = asyncio.Event(), asyncio.Event()
+    waiting, never = asyncio.Event(), asyncio.Event()
 
-        async def content() -> AsyncGenerator[bytes, None]:
-            await waiting.wait()
-            yield b"last"
+    async def content() -> AsyncGenerator[bytes, None]:
+        await waiting.wait()
+        yield b"last"
 
-        async def send(message: Message) -> None:
-            if message.get("body") == COMMENT:
-                waiting.set()
-                await never.wait()
-            written.append(message.get("body", b""))
+    async def send(message: Message) -> None:
+        if message.get("body") == COMMENT:
+            waiting.set()
+            await never.wait()
+        written.append(message.get("body", b""))
 
-        async with asyncio.timeout(WAIT_S):
-            await EventStream(content(), over=lambda: None, ping_s=0.001, ping=b": \n\n")(SCOPE, nobody_leaves, send)
-
-    asyncio.run(test())
+    async with asyncio.timeout(WAIT_S):
+        await EventStream(content(), over=lambda: None, ping_s=0.001, ping=b": \n\n")(SCOPE, nobody_leaves, send)
     assert written == [b"", b"last", b""]
 
 
-def test_an_error_of_whoever_sends_ends_a_stream() -> None:
+async def test_an_error_of_whoever_sends_ends_a_stream() -> None:
     closed: list[bool] = []
 
-    async def test() -> None:
-        async def content() -> AsyncGenerator[bytes, None]:
-            try:
-                while True:
-                    yield b"more"
-            finally:
-                closed.append(True)
+    async def content() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"more"
+        finally:
+            closed.append(True)
 
-        async def send(message: Message) -> None:
-            if message.get("body"):
-                raise OSError("the client is gone")
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            raise OSError("the client is gone")
 
-        with pytest.raises(OSError, match="gone"):
-            await EventStream(content(), over=lambda: closed.append(False), ping_s=0, ping=b": \n\n")(
-                SCOPE, nobody_leaves, send
-            )
-
-    asyncio.run(test())
+    with pytest.raises(OSError, match="gone"):
+        await EventStream(content(), over=lambda: closed.append(False), ping_s=0, ping=b": \n\n")(
+            SCOPE, nobody_leaves, send
+        )
     assert closed == [True, False]
 
 

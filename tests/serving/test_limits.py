@@ -131,41 +131,38 @@ def test_log_probabilities_are_counted_before_an_answer_is_taken(path: str, fiel
 LISTING = {"prompt": "abc", "max_tokens": 100, "logprobs": 9}
 
 
-def test_requests_wait_for_room_for_log_probabilities() -> None:
+async def test_requests_wait_for_room_for_log_probabilities() -> None:
     """Most of them end far before they need it."""
 
-    async def test() -> None:
-        options = ServerOptions(grace_s=0.0, metrics=True, max_answer_logprobs=1000, max_waiting=4)
-        async with live(options) as server:
-            server.gate.close()
-            asking = [await server.send("/v1/completions", LISTING) for _ in range(2)]
-            room, board = server.server._room, server.server.board
-            await server.until(lambda: room._held.total() == 2000)
-            asking += [await server.send("/v1/completions", LISTING) for _ in range(4)]
-            await server.until(lambda: room._waiting)
-            (waiting,) = room._waiting.values()
-            await server.until(lambda: len(waiting) == 4)
-            # Others have places.
-            plain = await server.send("/v1/completions", {"prompt": "abc", "max_tokens": 1})
-            await server.until(lambda: len(list(board.answers)) == 3)
-            refused = await server.post("/v1/completions", LISTING)
-            assert refused.status == 429
-            assert refused.head.headers["retry-after"] == "1"
-            told = refused.json()["error"]["message"]
-            assert "4 requests of this client wait for room" in told
-            assert told.endswith("set a smaller max_tokens")
-            refused = await server.post("/v1/completions", {"prompt": "abc", "n_predict": 100, "logprobs": 9})
-            assert refused.json()["error"]["message"].endswith("set a smaller n_predict")
-            # Who leaves waits no more.
-            asking.pop(3).close()
-            await server.until(lambda: len(waiting) == 3)
-            server.gate.open()
-            for connection in (plain, *asking):
-                assert (await connection.answer()).status == 200
-                connection.close()
-            await server.until(lambda: not room._held)
-
-    asyncio.run(test())
+    options = ServerOptions(grace_s=0.0, metrics=True, max_answer_logprobs=1000, max_waiting=4)
+    async with live(options) as server:
+        server.gate.close()
+        asking = [await server.send("/v1/completions", LISTING) for _ in range(2)]
+        room, board = server.server._room, server.server.board
+        await server.until(lambda: room._held.total() == 2000)
+        asking += [await server.send("/v1/completions", LISTING) for _ in range(4)]
+        await server.until(lambda: room._waiting)
+        (waiting,) = room._waiting.values()
+        await server.until(lambda: len(waiting) == 4)
+        # Others have places.
+        plain = await server.send("/v1/completions", {"prompt": "abc", "max_tokens": 1})
+        await server.until(lambda: len(list(board.answers)) == 3)
+        refused = await server.post("/v1/completions", LISTING)
+        assert refused.status == 429
+        assert refused.head.headers["retry-after"] == "1"
+        told = refused.json()["error"]["message"]
+        assert "4 requests of this client wait for room" in told
+        assert told.endswith("set a smaller max_tokens")
+        refused = await server.post("/v1/completions", {"prompt": "abc", "n_predict": 100, "logprobs": 9})
+        assert refused.json()["error"]["message"].endswith("set a smaller n_predict")
+        # Who leaves waits no more.
+        asking.pop(3).close()
+        await server.until(lambda: len(waiting) == 3)
+        server.gate.open()
+        for connection in (plain, *asking):
+            assert (await connection.answer()).status == 200
+            connection.close()
+        await server.until(lambda: not room._held)
 
 
 def test_all_answers_of_a_request_wait_or_none() -> None:

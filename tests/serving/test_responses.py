@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -238,19 +237,16 @@ def test_the_client_parses_and_streams(writing: Hosted) -> None:
         assert counted.input_tokens == parsed.usage.input_tokens if parsed.usage else False
 
 
-def test_the_asynchronous_client_streams(server: Hosted) -> None:
-    async def test() -> None:
-        async with server.async_client() as client:
-            whole = await client.responses.create(model=NAME, input="abc", max_output_tokens=9, extra_body=SAMPLED)
-            stream = await client.responses.create(
-                model=NAME, input="abc", max_output_tokens=9, stream=True, extra_body=SAMPLED
-            )
-            said = [event async for event in stream]
-            assert [event.sequence_number for event in said] == list(range(len(said)))
-            deltas = [event.delta for event in said if event.type == "response.output_text.delta"]
-            assert "".join(deltas) == whole.output_text != ""
-
-    asyncio.run(test())
+async def test_the_asynchronous_client_streams(server: Hosted) -> None:
+    async with server.async_client() as client:
+        whole = await client.responses.create(model=NAME, input="abc", max_output_tokens=9, extra_body=SAMPLED)
+        stream = await client.responses.create(
+            model=NAME, input="abc", max_output_tokens=9, stream=True, extra_body=SAMPLED
+        )
+        said = [event async for event in stream]
+        assert [event.sequence_number for event in said] == list(range(len(said)))
+        deltas = [event.delta for event in said if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == whole.output_text != ""
 
 
 def test_log_probabilities_are_sent_where_they_are_included(server: Hosted) -> None:
