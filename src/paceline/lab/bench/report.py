@@ -95,12 +95,13 @@ def build_report(result: BenchResult) -> Report:
     if result.ended_by != "done":
         lines.append(f"ended by {result.ended_by}: {_describe_progress(result)}")
     sections.append(Section("", [Line(line, "soft") for line in [*lines, f"took {result.took_s:.0f} s"]]))
-    sampling = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
+    settings = result.settings
+    sampling = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     return Report(
         "paceline bench",
         [f"target: {result.target}", *([] if result.draft is None else [f"draft: {result.draft}"])],
         [
-            f"{sampling}, answers of up to {result.tokens} tokens; 'of plain' is the speed of decoding over that of "
+            f"{sampling}, answers of up to {settings.tokens} tokens; 'of plain' is the speed of decoding over that of "
             "the plain runs around it: the median over laps, and its 95% interval",
             *machine_fact(result.machine),
         ],
@@ -260,7 +261,7 @@ def _describe_progress(result: BenchResult) -> str:
     counts = [len(each.laps()) for workload in result.workloads for each in workload.variants]
     if not counts:
         return "no pair was measured"
-    return f"{min(counts)} to {max(counts)} of {result.laps} laps each"
+    return f"{min(counts)} to {max(counts)} of {result.settings.laps} laps each"
 
 
 def _format_range(values: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.lab.bench.settings import BenchSettings
 from paceline.lab.bench.workloads import FORCED_SUFFIX
 from paceline.lab.comparison import Trial
 from paceline.lab.intervals import Estimate, estimate
@@ -230,9 +231,7 @@ class BenchResult:
     """Everything that was found.
 
     Attributes:
-        temperature: of all workloads but ``hard``.
-        laps: wanted of each workload; a lap has a pair of each variant, and in ``mixed`` one for each of its tasks.
-        seed: of the order of texts, of edits and of sampling.
+        settings: what was asked for; not all of it may have been measured.
         profile: what passes cost, for replays.
         took_s: seconds of it all.
         ended_by: ``"done"``, ``"interrupt"``, ``"time limit"`` or ``"error"``.
@@ -242,11 +241,7 @@ class BenchResult:
     machine: Mapping[str, str]
     target: str
     draft: str | None
-    temperature: float
-    tokens: int
-    laps: int
-    seed: int
-    drafters: Sequence[str]
+    settings: BenchSettings
     profile: CostProfile
     workloads: list[WorkloadResult] = field(default_factory=list)
     took_s: float = 0.0
@@ -286,11 +281,11 @@ class BenchResult:
             "machine": dict(self.machine),
             "target": self.target,
             "draft": self.draft,
-            "temperature": self.temperature,
-            "tokens": self.tokens,
-            "laps": self.laps,
-            "seed": self.seed,
-            "drafters": list(self.drafters),
+            "temperature": self.settings.temperature,
+            "tokens": self.settings.tokens,
+            "laps": self.settings.laps,
+            "seed": self.settings.seed,
+            "drafters": list(self.settings.drafters),
             "ended_by": self.ended_by,
             "took_s": self.took_s,
             "notes": list(self.notes),

@@ -140,11 +140,7 @@ class Runner:
             machine or {},
             engines.target.description,
             None if engines.draft is None else engines.draft.description,
-            settings.temperature,
-            settings.tokens,
-            settings.laps,
-            settings.seed,
-            list(settings.drafters),
+            settings,
             profile,
         )
         if learned is not None:
