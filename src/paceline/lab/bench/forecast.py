@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -140,7 +141,7 @@ class Forecast:
             tries = 1.0
         return settings.prompts * (tries * self.run_s(workload) + record_s)
 
-    @property
+    @functools.cached_property
     def replays_s(self) -> float:
         """Seconds of replaying every setting on one workload's tasks."""
         settings = self._settings
