@@ -1,4 +1,4 @@
-"""The tools of tests/parity, without a server: what is in scope, the launcher's flags, and when answers are alike."""
+"""The tools of tests/parity, without a server: what is in scope, and when answers are alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.parity import launcher, pairs, run, scope
+from tests.parity import pairs, run, scope
 from tests.parity.pairs import Answer, differences
 
 COMPLETION = {
@@ -119,50 +119,6 @@ def test_a_record_is_read_by_server(tmp_path: Path) -> None:
         ("a", ["--port", "1"], ["/props"]),
         ("b", ["--port", "1", "--slots"], ["/slots", "/models"]),
     ]
-
-
-def test_the_launcher_keeps_every_flag_but_those_of_the_hub() -> None:
-    flags = ["--port", "1", "--offline", "--hf-repo", launcher.TEXT_MODELS[0], "--hf-file", "x.gguf", "--no-jinja"]
-    assert launcher.with_local_model(flags, "m.gguf") == ["--port", "1", "--no-jinja", "--model", "m.gguf"]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--hf-repo", "ggml-org/tinygemma3-GGUF:Q8_0"],
-        ["--hf-repo", "ggml-org/models", "--embedding"],
-        ["--models-max", "2", "--embedding"],
-    ],
-)
-def test_the_launcher_has_no_model_for_other_kinds(flags: list[str]) -> None:
-    assert launcher.with_local_model(flags, "m.gguf") is None
-
-
-def test_the_launcher_lists_the_models_of_a_router() -> None:
-    *kept, option, path = launcher.with_local_model(["--models-max", "2", "--offline"], "m.gguf") or []
-    assert (kept, option) == (["--models-max", "2"], "--models-preset")
-    presets = Path(path).read_text()
-    Path(path).unlink()
-    assert presets.count("model = m.gguf\n") == len(launcher.ROUTED_MODELS)
-    own = ["--models-preset", "mine.ini"]
-    assert launcher.with_local_model(own, "m.gguf") == own
-
-
-@pytest.mark.parametrize("kind", launcher.OTHER_MODELS)
-def test_the_launcher_puts_a_model_of_its_kind_in_place(kind: str) -> None:
-    flags = ["--hf-repo", "ggml-org/models", "--hf-file", "a.gguf", kind, "--pooling", "mean"]
-    assert launcher.with_local_model(flags, "m.gguf", {kind: "e.gguf"}) == [*flags[4:], "--model", "e.gguf"]
-
-
-def test_the_launcher_gives_a_model_where_headers_alone_are_asked_for() -> None:
-    flags = ["--cors-origins", "localhost"]
-    assert launcher.with_local_model(flags, "m.gguf") == [*flags, "--model", "m.gguf"]
-
-
-def test_the_launcher_starts_either_server() -> None:
-    assert launcher.command(["--port", "1"], {"PARITY_SERVER": "/llama-server"}) == ["/llama-server", "--port", "1"]
-    ours = launcher.command(["--port", "1"], {"PARITY_SERVER": "paceline", "PARITY_PYTHON": "/python"})
-    assert ours == ["/python", "-m", "paceline", "serve", "--port", "1", "--cors-origins", "*"]
 
 
 @pytest.mark.parametrize(

@@ -463,7 +463,6 @@ class Model:
     def _start(
         self, prompt: Prompt, request: RequestOptions, *, wrap: Wrap | None = None, read: Read | None = None
     ) -> Stream:
-        """Start an answer; ``wrap`` and ``read`` are called in the engine's thread."""
         self._check_usable()
         # Here, as a long text takes a while, and the engine's thread has answers to write.
         prompt_ids = self._prompt_ids(prompt)
@@ -499,13 +498,7 @@ class Model:
         return self._compiler.compile(source, namespace=namespace, salt=salt)
 
     def _check_usable(self) -> None:
-        """Raise where nothing can be asked of the model.
-
-        Raises:
-            ClosedError: the model is closed.
-            BusyError: asked for from within a round.
-            CapabilityError: this process was forked from the one that loaded the model.
-        """
+        """Raise where nothing can be asked: the model is closed, or this is within a round or a forked process."""
         self.worker.check()
         if self._closed:
             raise ClosedError(CLOSED)
@@ -681,12 +674,7 @@ def load(
 
 
 class _Loading:
-    """What has become of a load, for whoever waits for it and may be interrupted.
-
-    Attributes:
-        given_up: nobody waits any more; what takes long ends at its next step.
-        loaded: what was loaded.
-    """
+    """What has become of a load, for whoever waits for it and may be interrupted: then its next step ends it."""
 
     def __init__(self, report: Report | None) -> None:
         self.given_up = False
@@ -694,7 +682,6 @@ class _Loading:
         self._report = report
 
     def report(self, share: float) -> None:
-        """Tell the caller how far making the draft, or measuring, has come."""
         if self.given_up:
             raise KeyboardInterrupt
         if self._report is not None:

@@ -233,7 +233,6 @@ class AsyncStream(BaseStream):
                 return False
 
     def _next(self) -> Emission | None:
-        """Take the next round."""
         emission = self._outputs.rounds[self._num_read]
         self._num_read += 1
         return emission

@@ -301,7 +301,6 @@ def _settle_context(target: ModelOptions) -> ModelOptions:
 
 
 def _make_draft(draft: ModelOptions, target: ModelOptions, report: Report | None) -> ModelOptions:
-    """Return how to run a draft model that exists: one of the target's own is made if need be."""
     asked = OwnDraft.parse(draft.path)
     if asked is None:
         return draft

@@ -23,52 +23,22 @@ _SEVERAL = functools.partial(Flag, panel="Several models")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where a server listens, whom it answers, what it offers and what it bounds.
+    """Where a server listens, whom it answers, what it offers and what it bounds: each as its flag's help says.
 
     Attributes:
-        host: addresses to listen on.
-        port: TCP port; 0 takes a free one.
         prefix: path that stands before every route, such as ``"/llm"``.
         alias: names of the model; the first in the alphabet is its id.
-        tags: words about the model, for clients that look for them.
-        slots: whether ``/slots`` says what is under way.
-        slot_save_path: a folder for what clients save of places (``/slots/0?action=save``); ``None`` offers no saving.
-        metrics: whether ``/metrics`` is offered.
-        ui: whether ``/`` shows a page.
-        api_key: keys, one of which a request has to bring; none asks for none.
-        api_key_file: a file with keys, one a line.
-        cors_origins: origins whose pages may ask; ``"*"`` is any.
-        allowed_hosts: further names under which clients may know this server.
-        ssl_key_file: private key for TLS, in PEM.
-        ssl_cert_file: certificate for TLS, in PEM.
-        infill_tokens: most tokens around a gap that ``/infill`` has the model read: three quarters before it, a quarter
-            behind; half of the context where that has no more.
-        spm_infill: whether ``/infill`` puts what is behind a gap first.
-        embedding: whether any model turns texts into vectors, instead of writing some. A model that was made for it
-            does so in any case.
-        reranking: whether any model scores documents by a query.
-        pooling: how the vectors of a text's tokens become one; ``None`` is what the model was made for.
-        embd_normalize: the norm that vectors are divided by where a request does not say it: -1 none, 0 the largest
-            number, 1 the sum of absolute values, 2 the Euclidean one.
-        strict_fields: refuse requests with fields that nobody knows, instead of naming the fields in a warning.
-        kv_unified: whether each request may have the whole context, and all share its room; else each has its part.
-            ``None`` is yes where the number of requests is not given.
-        max_waiting: most requests of one API key that wait for their start; more are told to come again.
-        max_choices: most answers that one request may ask for.
-        max_stop: most stop texts of one request.
-        max_answer_logprobs: most log-probabilities that the answers of one request may come to.
-        max_body: most bytes of a request, in MiB.
-        request_s: seconds after which an answer ends where it is, the wait for its start included; 0 for no limit.
-        read_s: seconds in which a request has to arrive, and a reader has to take what was written.
-        grace_s: seconds that running answers have left, once the server is told to stop.
-        prompt_cache_mib: most host memory, in MiB, for what was read and said, so that it need not be read again.
-        sleep_idle_s: seconds without a request after which the model is freed, until the next one; -1 for never.
-        models_dir: a folder of models, each of which is loaded, in a process of its own, when a request names it.
-        models_preset: an INI file with such models, and options of each.
-        models_max: most of them that are loaded at once; 0 for no limit.
-        models_memory: most bytes, or a size such as ``"12G"``, that they hold together; ``None`` for what is free.
-        models_autoload: whether a request loads the model that it names; else ``/models/load`` does.
-        models_wait_s: seconds for which a model in use may keep waiting what asks for another one.
+        slot_save_path: ``None`` offers no saving.
+        api_key: none asks for none.
+        cors_origins: ``"*"`` is any.
+        infill_tokens: three quarters before the gap, a quarter behind; half of the context where that has no more.
+        embedding: a model that was made for it turns texts into vectors in any case.
+        pooling: ``None`` is what the model was made for.
+        kv_unified: ``None`` is yes where the number of requests is not given.
+        max_waiting: more requests of one API key are told to come again.
+        request_s: seconds, the wait for the start included.
+        models_dir: each model is loaded in a process of its own.
+        models_memory: bytes, or a size such as ``"12G"``; ``None`` for what is free.
     """
 
     host: tuple[str, ...] = setting(

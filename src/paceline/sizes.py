@@ -13,7 +13,6 @@ _THOUSANDS: Final = ("", " k", " M", " B")
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Return a number of bytes, such as ``1.31 MB``."""
     return _scaled(num_bytes, _BYTES)
 
 
@@ -36,7 +35,6 @@ def parse_bytes(text: str) -> int:
 
 
 def format_count(count: int) -> str:
-    """Return a count, such as ``1.12 M``."""
     return _scaled(count, _THOUSANDS)
 
 

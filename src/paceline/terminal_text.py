@@ -46,7 +46,6 @@ def json_text(facts: Any, *, encoding: str = "utf-8", indent: int | None = None)
 
 
 def can_encode(text: str, encoding: str) -> bool:
-    """Return whether an encoding has all characters of a text."""
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):

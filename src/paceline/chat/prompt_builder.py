@@ -105,7 +105,10 @@ class ChatPromptBuilder:
 
         def begin(conversation: Sequence[Message]) -> tuple[MarkedText, bool]:
             if not continues:
-                return self._finish_rendering(render(conversation))
+                text = render(conversation)
+                # Behind all that others wrote, who may spell markers too.
+                ending = trailing_template_text(text)
+                return text, self.markers is not None and opens_reasoning(ending, self.markers)
             opening = render(conversation[:-1])
             return add_beginning(opening, conversation[-1], self.markers, origin=self.template.origin)
 
@@ -121,7 +124,8 @@ class ChatPromptBuilder:
         def write(conversation: Sequence[Message]) -> _RenderedPrompt:
             if len(conversation) not in written:
                 text, begun = begin_once(conversation)
-                written[len(conversation)] = _RenderedPrompt(text, self._tokens(text), begun)
+                token_ids = tokenize_rendered(text, self._vocabulary, adds_opening=self.template.adds_opening)
+                written[len(conversation)] = _RenderedPrompt(text, token_ids, begun)
             return written[len(conversation)]
 
         def count(conversation: Sequence[Message]) -> int:
@@ -158,11 +162,6 @@ class ChatPromptBuilder:
             return prompt
         return expect_calls(prompt, ExpectedCalls(call_format, plain_data(tools, "'tools'")), self._vocabulary)
 
-    def _finish_rendering(self, text: MarkedText) -> tuple[MarkedText, bool]:
-        """Return a rendered conversation, and whether it ends within reasoning."""
-        # Behind all that others wrote, who may spell markers too.
-        return text, self.markers is not None and opens_reasoning(trailing_template_text(text), self.markers)
-
     def _fewest_tokens(self, text: MarkedText) -> int:
         """Return how many tokens a text has at least, if that may be too many: it is told in far less time."""
         if most_tokens(text) < self._context_length:
@@ -176,9 +175,6 @@ class ChatPromptBuilder:
             f"{what} has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
             f"{self._context_length}, answer included: {way_out}, or raise the context length (`context_length`)"
         ).with_lengths(num_tokens, self._context_length, is_least=is_least)
-
-    def _tokens(self, text: MarkedText) -> list[int]:
-        return tokenize_rendered(text, self._vocabulary, adds_opening=self.template.adds_opening)
 
     def _adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message in roles that the template knows, with calls in the form that it reads."""
@@ -383,7 +379,6 @@ def _drops_system(messages: Sequence[Message], render: Callable[[Sequence[Messag
 
 
 def _join_system(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages with all that the system says at the beginning in one of them."""
     first = count_leading(messages)
     return [_join(messages[:first], messages[0]), *messages[first:]] if first > 1 else messages
 
@@ -397,7 +392,6 @@ def _merge_system(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _join(messages: Sequence[Message], into: Message) -> dict[str, Any]:
-    """Return one of some messages with what all of them say."""
     parts = [part for message in messages for part in _content_parts(message)]
     content: Any = parts
     if isinstance(into.get("content", ""), str):
@@ -411,7 +405,6 @@ def _content_parts(message: Message) -> list[dict[str, Any]]:
 
 
 def _with_contents(messages: Sequence[Message], contents: Mapping[int, str]) -> list[Message]:
-    """Return messages of which some, by their numbers, have another content."""
     return [
         {**message, "content": contents[number]} if number in contents else message
         for number, message in enumerate(messages)

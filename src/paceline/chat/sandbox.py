@@ -284,7 +284,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def counted(value: Any) -> Any:
-        """Return a list, tuple or mapping of the template, if it is not too large."""
         check_time()
         check_items(value)
         return value
@@ -297,7 +296,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def timed(value: Any) -> Any:
-        """Return what took its time to compute, if there is time left."""
         check_time()
         return value
 

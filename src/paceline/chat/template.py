@@ -206,7 +206,6 @@ def _mark(value: Any) -> Any:
 
 
 def _join_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose content is one text, of the texts of its parts."""
     content = message.get("content")
     if isinstance(content, list):
         message["content"] = "\n".join(part["text"] for part in content)

@@ -113,7 +113,6 @@ def count_step(num_bytes: int = 0) -> None:
 
 
 def check_time() -> None:
-    """Look at the clock, before what may take long."""
     meter = _METER.get()
     if meter is not None:
         meter.look()

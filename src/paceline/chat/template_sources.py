@@ -58,7 +58,11 @@ def find_template(path: Path, vocabulary: Vocabulary, *, replaced_by: str | Path
         special_tokens=_read_folder_tokens(path) if is_folder else _read_gguf_tokens(metadata, vocabulary),
         with_tools=sources.get(_WITH_TOOLS),
         adds_opening=not is_folder,
-        response_template=_read_response_template(path) if is_folder and replaced_by is None else None,
+        response_template=(
+            read_json_if_present(path / "tokenizer_config.json").get("response_template")
+            if is_folder and replaced_by is None
+            else None
+        ),
     )
 
 
@@ -123,10 +127,6 @@ def _read_folder_templates(folder: Path) -> dict[str, str]:
     for file in sorted(folder.glob("additional_chat_templates/*.jinja")):
         found[file.stem] = _read_template(file)
     return {name: source for name, source in found.items() if isinstance(source, str) and source.strip()}
-
-
-def _read_response_template(folder: Path) -> Any:
-    return read_json_if_present(folder / "tokenizer_config.json").get("response_template")
 
 
 def _read_folder_tokens(folder: Path) -> dict[str, str]:

@@ -68,7 +68,6 @@ class _TimeAllowance:
         return self._left_s < 0
 
     def earn(self) -> None:
-        """Add what a state is due."""
         self._left_s = min(self._left_s + self._state_s, _MAX_S)
 
     @contextmanager
@@ -137,12 +136,10 @@ class CompiledGrammar:
             return self._build()
 
     def spoil(self, generation: int) -> None:
-        """Note that the states of a generation are of no further use."""
         with self._lock:
             self.spoiled = max(self.spoiled, generation)
 
     def excess(self) -> ConstraintError:
-        """Return the error of an answer whose grammar takes too much time or memory."""
         return ConstraintError(
             f"{self.name} takes too much time or memory at this place of the answer: give one with fewer alternatives, "
             "optional parts and counted repetitions"

@@ -63,7 +63,6 @@ _HINTS = (
 
 
 def is_resource_error(error: str) -> bool:
-    """Return whether an error says that something takes too much time or memory."""
     return any(part in error for part in _TOO_MUCH)
 
 

@@ -188,5 +188,4 @@ def locate_in_embedded(text: str, problem: str) -> str:
 
 
 def _line_and_column(text: str, position: int) -> str:
-    """Return the line and the column of a place in a text, both from 1."""
     return f"line {text.count(chr(10), 0, position) + 1}, column {position - text.rfind(chr(10), 0, position)}"

@@ -111,10 +111,8 @@ class JsonObject(_Source):
 
 
 @dataclass(frozen=True)
-class Gbnf(_Source):
-    """Texts of a grammar in llama.cpp's notation, GBNF. Its first rule is the one named ``root``."""
-
-    name: ClassVar[str] = "the grammar"
+class _Written(_Source):
+    """A source that is a text by itself."""
 
     text: str
 
@@ -123,15 +121,17 @@ class Gbnf(_Source):
 
 
 @dataclass(frozen=True)
-class Lark(_Source):
+class Gbnf(_Written):
+    """Texts of a grammar in llama.cpp's notation, GBNF. Its first rule is the one named ``root``."""
+
+    name: ClassVar[str] = "the grammar"
+
+
+@dataclass(frozen=True)
+class Lark(_Written):
     """Texts of a grammar in llguidance's variant of Lark's notation. Its first rule is the one named ``start``."""
 
     name: ClassVar[str] = "the Lark grammar"
-
-    text: str
-
-    def __post_init__(self) -> None:
-        _check_text(self.text, self.name)
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,10 @@ class Calls(Lark):
 
 
 @dataclass(frozen=True)
-class Regex(_Source):
+class Regex(_Written):
     """Texts that a regular expression matches from their beginning to their end, in the syntax of Rust's ``regex``."""
 
     name: ClassVar[str] = "the regular expression"
-
-    text: str
-
-    def __post_init__(self) -> None:
-        _check_text(self.text, self.name)
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,6 @@ def _is_structured(branch: Schema) -> bool:
 
 
 def _without_text(branch: Schema) -> Schema:
-    """Return a schema of the values that are no texts."""
     if values := choices(branch):
         return {"enum": [value for value in values if not isinstance(value, str)]}
     types = own_types(branch)

@@ -166,7 +166,6 @@ def _add_calls(
 
 
 def _fill_placeholders(rules: LarkRules, text: str) -> str:
-    """Return the expression of a text with what its placeholders stand for."""
     return " ".join(_PLACEHOLDERS.get(piece) or rules.marks(piece) for piece in _PLACED.split(text))
 
 

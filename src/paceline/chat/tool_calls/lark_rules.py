@@ -89,7 +89,6 @@ def _escape(text: str) -> str:
 
 
 def as_string(text: str) -> str:
-    """Return the expression of a text of ordinary characters."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -169,11 +169,10 @@ class LiteralRules:
         pattern = text_pattern(said, strict=self._strict)
         if pattern == ANY_TEXT:
             return "gemma_string"
-        name = self._rule(said, "string", lambda name, _: self._add_gemma_text(name, pattern))
+        name = self._rule(
+            said, "string", lambda name, _: self._rules.add_until(name, GEMMA_QUOTE, f"{_GEMMA_TEXT} & {pattern}")
+        )
         return f"{self._rules.marks(GEMMA_QUOTE)} {name}"
-
-    def _add_gemma_text(self, name: str, pattern: str) -> None:
-        self._rules.add_until(name, GEMMA_QUOTE, f"{_GEMMA_TEXT} & {pattern}")
 
     def _object(self, name: str, branch: Schema) -> None:
         parameters = self.ordered(self._known.parameters(branch))

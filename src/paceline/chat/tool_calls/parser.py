@@ -70,6 +70,9 @@ class ToolCallParser:
         several: whether there may be several calls. If not, those behind the first are left out.
         new_id: returns an id for a call that has none.
 
+    Attributes:
+        num_calls: calls so far.
+
     Raises:
         CapabilityError: the library that reads calls is not installed.
         ModelFileError: the model's own response template is none.
@@ -108,7 +111,7 @@ class ToolCallParser:
         # Whether the reader is in a region of its template that is neither calls nor what is left over.
         self._is_elsewhere = False
         self._value: JsonValue | None = None
-        self._num_calls = 0
+        self.num_calls = 0
         # Whether nothing was said since the last call; what may be its tail; whitespace that may be left out.
         self._after_call = False
         self._tail = ""
@@ -120,10 +123,6 @@ class ToolCallParser:
         self._is_one = not several
         # Of an answer that has to be calls: what is content if there are none.
         self._left: list[str] = []
-
-    @property
-    def num_calls(self) -> int:
-        return self._num_calls
 
     def push(self, text: str) -> list[ParsedDelta]:
         """Add text and return what became certain."""
@@ -158,7 +157,7 @@ class ToolCallParser:
         else:
             self._emit("".join(self._spaces))
         self._spaces = []
-        if not self._num_calls:
+        if not self.num_calls:
             self._said += self._left
         self._left = []
         return self._take_deltas()
@@ -308,11 +307,11 @@ class ToolCallParser:
             return
         self._join_said()
         for call_id, name, arguments in calls:
-            if self._is_one and self._num_calls:
+            if self._is_one and self.num_calls:
                 break
-            self._deltas.append(CallStarted(self._num_calls, call_id or self._new_id(), name))
-            self._deltas.append(ArgumentsDelta(self._num_calls, arguments))
-            self._num_calls += 1
+            self._deltas.append(CallStarted(self.num_calls, call_id or self._new_id(), name))
+            self._deltas.append(ArgumentsDelta(self.num_calls, arguments))
+            self.num_calls += 1
         self._spaces = []
         self._tail = ""
         self._after_call = self._at_beginning = True
@@ -349,13 +348,7 @@ class ToolCallParser:
         return {} if given is None else given
 
     def _read_arguments(self, name: str, arguments: dict[str, Any], *, are_texts: bool) -> dict[str, Any]:
-        """Return the arguments of a function as its schema has them, if none is missing.
-
-        Args:
-            name: of the function.
-            arguments: values by their names, as the model wrote them.
-            are_texts: whether each was written as a text, whatever it is.
-        """
+        """Return the arguments of a function as its schema has them, if none is missing; they may all be texts."""
         known = self._get_schema(name)
         found = {}
         for key, value in arguments.items():
