@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -193,13 +193,7 @@ def test_a_place_that_the_vocabulary_cannot_go_on_from_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whitespace", "allowed"),
-    [
-        ("any", [0, 1, 2, 3, 4]),
-        ("short", [0, 1, 2, 3]),
-        ("single", [1]),
-        ("none", [0]),
-    ],
+    ("whitespace", "allowed"), [("any", [0, 1, 2, 3, 4]), ("short", [0, 1, 2, 3]), ("single", [1]), ("none", [0])]
 )
 def test_whitespace(whitespace: Whitespace, allowed: list[int]) -> None:
     value = {"a": [1, 2], "b": {}}
@@ -268,21 +262,9 @@ def test_states_of_one_grammar_in_many_threads() -> None:
     """What grows while states are used is shared among them, within the library."""
     start = start_of(Regex("((a|b)*a(a|b){6}c)*"))
     texts = ["".join("ab"[(seed * i + i // 3) % 2] for i in range(400)) for seed in range(8)]
-    expected = []
-    for text in texts:
-        state = start_of(Regex("((a|b)*a(a|b){6}c)*"))
-        expected.append(walk(state, text))
-    found: dict[int, list[int]] = {}
-
-    def work(i: int) -> None:
-        found[i] = walk(start.fork(), texts[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[i] for i in range(8)] == expected
+    expected = [walk(start_of(Regex("((a|b)*a(a|b){6}c)*")), text) for text in texts]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda text: walk(start.fork(), text), texts)) == expected
 
 
 def walk(state: Constraint, text: str) -> list[int]:
@@ -291,12 +273,6 @@ def walk(state: Constraint, text: str) -> list[int]:
         sums.append(int(state.mask().sum()))
         state.advance(token_id)
     return sums
-
-
-def test_the_ends_are_those_of_the_vocabulary() -> None:
-    state = start_of(Regex("a*"))
-    assert np.flatnonzero(state.mask()).tolist() == [ord("a"), END]
-    assert BYTES.end_ids == {END}
 
 
 def write(state: Constraint, text: str) -> None:
@@ -328,10 +304,10 @@ def test_an_answer_pays_for_what_its_masks_take(monkeypatch: pytest.MonkeyPatch)
     fork = state.fork()
     with monkeypatch.context() as patch:
         patch.setattr(time, "thread_time", itertools.count(0, 0.1).__next__)
-        with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+        with pytest.raises(ConstraintError, match="takes too much"):
             write(state, "a" * 100)
     for each in (fork, fork.fork()):
-        with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+        with pytest.raises(ConstraintError, match="takes too much"):
             each.mask()
         assert list(each.forced()) == []
     write(other, "a" * 100)
@@ -375,11 +351,10 @@ def test_automata_that_were_spoiled_are_not_made_anew_for_a_new_answer(monkeypat
 def test_an_answer_that_takes_too_much_ends_no_other() -> None:
     """The library refuses every state of a grammar once one of them took too much of its automata."""
     compiler = ConstraintCompiler(BYTES, CompilingLimits(step_fuel=5_000))
-    source = GREEDY
-    greedy, other, forced, fresh = (compiler.compile(source) for _ in range(4))
+    greedy, other, forced, fresh = (compiler.compile(GREEDY) for _ in range(4))
     write(other, "bcb")
     write(forced, "bcb")
-    with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
+    with pytest.raises(ConstraintError, match="takes too much"):
         write(greedy, "a" * 1_000)
     assert other.allows([*b"cbc", END]) == 4
     assert list(forced.forced()) in ([ord("c")], [])
@@ -387,9 +362,9 @@ def test_an_answer_that_takes_too_much_ends_no_other() -> None:
     write(other, "cbc")
     assert allowed_texts(other, BYTES) == {b"b", b"<end>"}
     assert accepts(fresh, "bc")
-    assert accepts(compiler.compile(source), "bcbc")
+    assert accepts(compiler.compile(GREEDY), "bcbc")
     assert not accepts(other, "a")
     # Whoever takes too much does so with new automata too.
-    with pytest.raises(ConstraintError, match="takes too much time or memory at this place of the answer"):
-        write(compiler.compile(source), "a" * 1_000)
+    with pytest.raises(ConstraintError, match="takes too much"):
+        write(compiler.compile(GREEDY), "a" * 1_000)
     assert accepts(other, "bc")

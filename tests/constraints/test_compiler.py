@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import random
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -70,18 +72,12 @@ def test_no_more_bytes_are_kept_than_may_be(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sources_in_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = count_compiled(monkeypatch)
     compiler = ConstraintCompiler(BYTES)
-    found: dict[int, bool] = {}
 
-    def work(i: int) -> None:
-        state = compiler.compile(Regex(f"(a|b){{{i % 4}}}c"))
-        found[i] = accepts(state, "ab"[i % 2] * (i % 4) + "c")
+    def work(i: int) -> bool:
+        return accepts(compiler.compile(Regex(f"(a|b){{{i % 4}}}c")), "ab"[i % 2] * (i % 4) + "c")
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert found == dict.fromkeys(range(16), True)
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(work, range(16)))
     assert sorted(compiled) == [f"(a|b){{{i}}}c" for i in range(4)]
 
 
@@ -184,20 +180,11 @@ def test_a_vocabulary_that_cannot_spell_a_grammar(source: Regex, begins: str) ->
     vocabulary = ScriptedVocabulary([b"a", b"b", b"}", b"<end>"], end_ids=[3])
     with pytest.raises(ConstraintError) as raised:
         ConstraintCompiler(vocabulary).compile(source)
-    assert str(raised.value) == (
-        f"the vocabulary of this model cannot spell {source.name}: no token may come first, "
-        f"and a text would begin with {begins}: use another model, or leave the grammar out"
-    )
+    assert f"would begin with {begins}: " in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    "source",
-    [
-        JsonSchema({"$ref": "#"}),
-        JsonSchema(False),
-        Lark('start: start "a"'),
-        Lark("start: start"),
-    ],
+    "source", [JsonSchema({"$ref": "#"}), JsonSchema(False), Lark('start: start "a"'), Lark("start: start")]
 )
 def test_a_source_that_allows_nothing(source: Lark) -> None:
     with pytest.raises(ConstraintError, match=f"^{source.name} .*allows no text at all: no answer could keep to it$"):
@@ -209,18 +196,14 @@ def test_an_answer_may_be_empty_if_nothing_else_is_said() -> None:
     assert accepts(Choice([""]), "")
 
 
-def test_a_model_without_an_end_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="no end-of-generation token"):
-        ConstraintCompiler(ScriptedVocabulary([b"a"])).compile(Regex("a"))
-
-
-def test_a_model_whose_tokens_tell_no_bytes_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="does not tell what its tokens spell"):
-        ConstraintCompiler(ScriptedVocabulary([b"", b"<end>"], end_ids=[1])).compile(Regex("a"))
+@pytest.mark.parametrize("vocabulary", [ScriptedVocabulary([b"a"]), ScriptedVocabulary([b"", b"<end>"], end_ids=[1])])
+def test_a_model_without_an_end_or_whose_tokens_tell_no_bytes_is_refused(vocabulary: ScriptedVocabulary) -> None:
+    with pytest.raises(CapabilityError):
+        ConstraintCompiler(vocabulary).compile(Regex("a"))
 
 
 def test_without_the_library_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(CapabilityError, match=r"pip install '\.\[constraints\]'"):
         ConstraintCompiler(BYTES).compile(Regex("a"))
 
@@ -271,8 +254,6 @@ def schema_of(value: object) -> dict[str, object]:
 
 
 def test_random_values_keep_to_their_own_schemas() -> None:
-    import json
-
     compiler = ConstraintCompiler(BYTES)
     refused = 0
     for seed in range(60):
@@ -289,8 +270,6 @@ def test_random_values_keep_to_their_own_schemas() -> None:
 
 
 def test_every_text_of_a_masked_walk_is_valid() -> None:
-    import json
-
     compiler = ConstraintCompiler(BYTES)
     start = compiler.compile(
         JsonSchema({"type": "array", "items": {"enum": [1, "é", None, {"a": []}]}, "maxItems": 4}, whitespace="none")

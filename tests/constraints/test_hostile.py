@@ -254,61 +254,34 @@ def test_an_answer_that_is_in_very_many_rules_at_once_ends(source: Source, hones
     assert np.flatnonzero(state.mask()).tolist() == [*BYTES.end_ids]
 
 
-REASONS: dict[str, tuple[dict[str, Any] | str, str]] = {
-    "type": ({"properties": {"a": {"type": "hiccup"}}}, "#/properties/a/type: Invalid type: hiccup"),
-    "format": ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: Unknown format: nonsense: leave"),
-    "keyword": (
-        {"properties": {"a": {"uniqueItems": True}}},
-        '#/properties/a/uniqueItems: "uniqueItems" is not supported: leave it out, or say `strict=False`',
-    ),
-    "pattern": (
-        {"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]},
-        "#/prefixItems/1/pattern: the pattern has a look-ahead, which is not supported: write it without, "
-        "leave it out, or say `strict=False`",
-    ),
-    "pattern in anyOf": (
-        {"properties": {"a": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?<!x)\d"}]}}},
-        "#/properties/a/anyOf/1/pattern: the pattern has a look-behind, which is not supported",
-    ),
-    "pattern of names": (
-        {"patternProperties": {r"\bid": {"type": "string"}}},
-        r"#/patternProperties/\bid: the pattern has a word boundary (\b), which is not supported",
-    ),
-    "reference in a pattern": (
-        {"type": "string", "pattern": r"^([(?=]\(?=)\1$"},
-        r"#/pattern: the pattern has a reference back to a group (\1), which is not supported",
-    ),
-    "itself and more": (
-        {"properties": {"a": {"$ref": "#", "required": ["a"]}}},
-        "#/properties/a/$ref: a $ref to a schema that has itself as a part is not supported in oneOf, or with",
-    ),
-    "remote": ({"items": {"$ref": "https://a.b/c.json"}}, "#/items/$ref: Resource 'https://a.b/c.json' is not present"),
-    "missing": ({"items": {"$ref": "#/$defs/none"}}, "#/items/$ref: Pointer '/$defs/none' does not exist"),
-    "allOf": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "Unsatisfiable schema: incompatible types"),
-    "enum": ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, "is unsatisfiable"),
-    "oneOf": ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf: oneOf is supported where no JSON could match"),
-    "oneOf in anyOf": (
-        {"anyOf": [{"type": "null"}, {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}]},
-        "#/anyOf/1/oneOf: oneOf is supported where no JSON could match",
-    ),
-    "pattern and length": (
-        {"items": {"type": "string", "pattern": "^a$", "minLength": 3}, "type": "array", "minItems": 1},
-        "unsatisfiable",
-    ),
-    "pattern and length alone": (
-        {"type": "string", "pattern": "^a$", "minLength": 3},
-        "#/pattern: no text matches all of these patterns, formats and lengths: change one",
-    ),
-    "400 digits": (f'{{"multipleOf": 1{"0" * 400}}}', "#/multipleOf: a number of more than 300 digits, and the most"),
-    "length of 400 digits": (f'{{"type": "string", "minLength": 1{"0" * 400}}}', "number out of range"),
-    "list": ("[1]", "a JSON schema is an object, true or false, and this is neither"),
-    "ours": ({"x-guidance": {"lenient": True}}, "x-guidance in a JSON schema is not supported: leave it out"),
-}
+ILL = {"uniqueItems": True}
+REASONS: tuple[tuple[dict[str, Any] | str, str], ...] = (
+    # a schema, and where in it the error is, or what the error says where nothing tells that
+    ({"properties": {"a": {"type": "hiccup"}}}, "#/properties/a/type: "),
+    ({"items": {"type": "string", "format": "nonsense"}}, "#/items/format: "),
+    ({"properties": {"a": ILL}}, "#/properties/a/uniqueItems: "),
+    ({"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "^(?!x)"}]}, "#/prefixItems/1/pattern: "),
+    ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?<!x)\d"}]}, "#/anyOf/1/pattern: "),
+    ({"patternProperties": {r"\bid": {"type": "string"}}}, r"#/patternProperties/\bid: "),
+    ({"type": "string", "pattern": r"^([(?=]\(?=)\1$"}, r"#/pattern: the pattern has a reference back to a group (\1)"),
+    ({"properties": {"a": {"$ref": "#", "required": ["a"]}}}, "#/properties/a/$ref: "),
+    ({"items": {"$ref": "https://a.b/c.json"}}, "#/items/$ref: "),
+    ({"items": {"$ref": "#/$defs/none"}}, "#/items/$ref: "),
+    ({"allOf": [{"type": "string"}, {"type": "null"}]}, "Unsatisfiable schema: incompatible types"),
+    ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, "is unsatisfiable"),
+    ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf: "),
+    ({"anyOf": [{"type": "null"}, {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}]}, "#/anyOf/1/oneOf: "),
+    ({"items": {"type": "string", "pattern": "^a$", "minLength": 3}, "minItems": 1, "type": "array"}, "unsatisfiable"),
+    ({"type": "string", "pattern": "^a$", "minLength": 3}, "#/pattern: no text matches all of these patterns"),
+    (f'{{"multipleOf": 1{"0" * 400}}}', "#/multipleOf: a number of more than 300 digits"),
+    (f'{{"type": "string", "minLength": 1{"0" * 400}}}', "number out of range"),
+    ("[1]", "a JSON schema is an object, true or false"),
+    ({"x-guidance": {"lenient": True}}, "x-guidance in a JSON schema is not supported"),
+)
 
 
-@pytest.mark.parametrize("name", REASONS)
-def test_a_schema_that_cannot_be_used_is_told_where(name: str) -> None:
-    schema, message = REASONS[name]
+@pytest.mark.parametrize(("schema", "message"), REASONS)
+def test_a_schema_that_cannot_be_used_is_told_where(schema: dict[str, Any] | str, message: str) -> None:
     with pytest.raises(ConstraintError) as raised:
         COMPILER.compile(JsonSchema(schema))
     assert message in str(raised.value)
@@ -333,10 +306,7 @@ UNSUPPORTED = (
 
 @pytest.mark.parametrize("schema", UNSUPPORTED)
 def test_no_keyword_that_means_something_is_ignored(schema: str) -> None:
-    keyword = next(iter(json.loads(schema)))
-    with pytest.raises(
-        ConstraintError, match=rf"#/{re.escape(keyword)}: .*{re.escape(keyword)}.* not supported: leave"
-    ):
+    with pytest.raises(ConstraintError, match=f"#/{re.escape(next(iter(json.loads(schema))))}: "):
         COMPILER.compile(JsonSchema(schema))
 
 
@@ -378,45 +348,31 @@ def test_a_place_is_that_of_a_definition_in_use() -> None:
     assert COMPILER.compile(JsonSchema({"$defs": {"a": ill}}))
 
 
-EMBEDDED: dict[str, tuple[str, str]] = {
-    "multipleOf": (
-        'start: "a" %json {"multipleOf": 600001}',
-        "line 1, column 12: #/multipleOf: 600001, and the most is",
-    ),
-    "behind a line": ('start: a\na: %json\n\n{"multipleOf": 600001}', "line 2, column 4: #/multipleOf: 600001"),
-    "behind no space": ('start: %json{"multipleOf": 600001}', "line 1, column 8: #/multipleOf: 600001"),
-    "many multiples": (
-        "start: " + " | ".join(f'%json {{"multipleOf": {20_000 + i}}}' for i in range(6)),
-        "column 128: #/multipleOf: with this number, all different ones come to more than 100,000 units",
-    ),
-    "x-guidance": (
-        'start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}',
-        "line 1, column 8: x-guidance in a JSON schema is not supported: leave it out",
-    ),
-    "keyword": (
-        'start: "{" a\na: "é" | %json {"items": {"uniqueItems": true}}',
-        'line 2, column 4: #/items/uniqueItems: "uniqueItems" is not supported: leave it out',
-    ),
-    "optional": (
-        f"start: %json {json.dumps({'properties': {f'p{i}': {} for i in range(3_000)}})}",
-        "line 1, column 8: #: 3,000 optional properties, and the most is 2,000",
-    ),
-    "nested 110": ("start: %json " + nested(110), "line 1, column 8: the JSON schema is nested more than 100 levels"),
-    "nested 5000": ("start: %json " + nested(5_000), "line 1, column 8: the JSON schema is nested"),
-    "no schema": ("start: %json 3", "line 1, column 8: schema must be an object or boolean"),
-    "a number of 400 digits": (
+MANY: dict[str, Any] = {"properties": {f"p{i}": {} for i in range(3_000)}}
+EMBEDDED: tuple[tuple[str, str], ...] = (
+    ('start: "a" %json {"multipleOf": 600001}', "line 1, column 12: #/multipleOf: 600001, "),
+    ('start: a\na: %json\n\n{"multipleOf": 600001}', "line 2, column 4: #/multipleOf: 600001"),
+    ('start: %json{"multipleOf": 600001}', "line 1, column 8: #/multipleOf: 600001"),
+    ("start: " + " | ".join(f'%json {{"multipleOf": {20_000 + i}}}' for i in range(6)), "column 128: #/multipleOf: "),
+    ('start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}', "line 1, column 8: x-guidance "),
+    ('start: "{" a\na: "é" | %json {"items": {"uniqueItems": true}}', "line 2, column 4: #/items/uniqueItems: "),
+    (f"start: %json {json.dumps(MANY)}", "line 1, column 8: #: 3,000 optional properties, "),
+    ("start: %json " + nested(110), "line 1, column 8: the JSON schema is nested more than 100 levels"),
+    ("start: %json " + nested(5_000), "line 1, column 8: the JSON schema is nested"),
+    ("start: %json 3", "line 1, column 8: schema must be an object or boolean"),
+    (
         f'start: %json {{"multipleOf": 1{"0" * 400}}}',
-        "line 1, column 8: #/multipleOf: a number of more than 300 digits, and the most is 100,000",
+        "line 1, column 8: #/multipleOf: a number of more than 300",
     ),
-    "a number of 5000 digits": (f'start: %json {{"multipleOf": 1{"0" * 5_000}}}', "number out of range"),
-    "no float": ('start: %json {"multipleOf": 1e999}', "number out of range"),
-    "no JSON": ('start: %json {"a": NaN}', 'failed to parse "%json": expected value'),
-}
+    (f'start: %json {{"multipleOf": 1{"0" * 5_000}}}', "number out of range"),
+    ('start: %json {"multipleOf": 1e999}', "number out of range"),
+    ('start: %json {"a": NaN}', 'failed to parse "%json": expected value'),
+    ("start: a\na: b", 'line 2, column 4: unknown name: "b"'),
+)
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_a_schema_in_a_lark_grammar_is_checked_as_any_other(name: str) -> None:
-    text, message = EMBEDDED[name]
+@pytest.mark.parametrize(("text", "message"), EMBEDDED, ids=range(len(EMBEDDED)))
+def test_a_schema_in_a_lark_grammar_is_checked_as_any_other(text: str, message: str) -> None:
     with pytest.raises(ConstraintError, match=re.escape(message)) as raised:
         COMPILER.compile(Lark(text))
     assert str(raised.value).startswith("the Lark grammar cannot be used: ")
@@ -556,13 +512,6 @@ def test_a_keyword_that_refuses_nothing_is_taken(schema: str) -> None:
     state = COMPILER.compile(JsonSchema(given, whitespace="none"))
     assert accepts(state, "[null]") == ("null" in schema or "type" not in schema)
     assert accepts(state, json.dumps({"a": json.loads(schema)}, separators=(",", ":")))
-
-
-def test_what_lark_says_of_a_place_is_told() -> None:
-    with pytest.raises(
-        ConstraintError, match=r'^the Lark grammar cannot be used: line 2, column 4: unknown name: "b"$'
-    ):
-        COMPILER.compile(Lark("start: a\na: b"))
 
 
 @pytest.mark.parametrize("part", range(4))
