@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from paceline.engines.options import CacheType, DraftOptions, ModelOptions
 from paceline.engines.slow_passes import slow_passes
 from paceline.engines.streaming.layout import UnstreamableError
 from paceline.lab.comparison import answer, explain
-from paceline.model_pair import default_draft, open_pair
+from paceline.model_pair import ModelPair, default_draft, open_pair
 from paceline.models.embedded import embedded_draft
 from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
@@ -40,6 +42,14 @@ def target() -> Path:
 def streamed() -> Iterator[None]:
     with mostly_streamed():
         yield
+
+
+@contextmanager
+def drafting(target: ModelOptions, draft: DraftOptions, **given: Any) -> Iterator[tuple[Any, Any, ModelPair]]:
+    """Open a target and its draft model."""
+    with closing(open_pair(target, draft.beside(target), **given)) as pair:
+        assert pair.draft is not None
+        yield pair.target, pair.draft, pair
 
 
 def within(target: Path, memory: str | None) -> ModelOptions:
@@ -64,16 +74,12 @@ def test_a_draft_takes_what_drafting_takes(
     """Its context is the target's at most, passes read a row or two of each request, and scratch is no wider."""
     monkeypatch.setattr(model_pair, "foreseen_context_length", lambda options: 300)
     options = ModelOptions(target, memory=memory, threads=1, max_sequences=3)
-    pair = open_pair(options, DraftOptions(embedded_draft()).beside(options))
-    try:
-        assert pair.draft is not None
-        capabilities = pair.draft.capabilities
+    with drafting(options, DraftOptions(embedded_draft())) as (opened, draft, _):
+        capabilities = draft.capabilities
         assert (capabilities.context_length, capabilities.max_rows, capabilities.max_outputs) == (300, 64, 6)
         # A level of all requests, and two rows of each, fit.
         assert capabilities.max_sequences == 3
-        assert pair.target.capabilities.max_outputs > 6
-    finally:
-        pair.close()
+        assert opened.capabilities.max_outputs > 6
 
 
 def test_what_a_draft_takes_is_counted(target: Path) -> None:
@@ -91,22 +97,12 @@ def test_what_a_draft_takes_is_counted(target: Path) -> None:
     assert of_draft.held_bytes == pytest.approx(of_target.held_bytes, rel=0.1)
 
 
-def test_a_context_that_was_asked_for_stays(target: Path) -> None:
-    options = within(target, None)
-    pair = open_pair(options, DraftOptions(embedded_draft(), context_length=512).beside(options))
-    assert pair.draft is not None
-    assert pair.draft.capabilities.context_length == 512
-    pair.close()
-
-
 def test_a_drafts_cache_has_types_of_its_own(target: Path) -> None:
     options = ModelOptions(target, threads=1, context_length=128, cache_type_k="bf16", flash_attention=False)
     for own, said in ((DraftOptions(embedded_draft()), "threads"), (COARSE, "keys in f16, values in q4_0")):
-        pair = open_pair(options, own.beside(options))
-        assert pair.draft is not None
-        assert pair.target.description.endswith("keys in bf16, values in f16")
-        assert pair.draft.description.endswith(said)
-        pair.close()
+        with drafting(options, own) as (opened, draft, _):
+            assert opened.description.endswith("keys in bf16, values in f16")
+            assert draft.description.endswith(said)
 
 
 COARSE = DraftOptions(embedded_draft(), cache_type_v="q4_0")
@@ -127,81 +123,53 @@ def test_a_text_in_tokens_of_another_vocabulary_has_room(
     """Where the target still sees all of a text, a draft whose tokens are shorter does, too."""
     path = embedded_draft() if tokens == "as_its_target" else write_model(tmp_path / "other.gguf", "llama", 0, "llama")
     options = dataclasses.replace(within(target, None), context_length=100)
-    pair = open_pair(options, DraftOptions(path, vocab=drafts).beside(options))
-    try:
-        assert pair.draft is not None
-        assert pair.draft.capabilities.context_length == room
-    finally:
-        pair.close()
+    with drafting(options, DraftOptions(path, vocab=drafts)) as (_, draft, _):
+        assert draft.capabilities.context_length == room
 
 
-def test_a_translated_draft_has_no_more_room_than_it_was_made_for(target: Path, tmp_path: Path) -> None:
+def test_a_draft_has_no_more_room_than_it_was_made_for_or_as_much_as_was_asked_for(
+    target: Path, tmp_path: Path
+) -> None:
     path = write_model(tmp_path / "other.gguf", "llama", 0, "llama")  # for 256 tokens
-    options = within(target, None)
-    pair = open_pair(options, DraftOptions(path).beside(options))
-    try:
-        assert pair.draft is not None
-        assert pair.draft.capabilities.context_length == 256
-    finally:
-        pair.close()
+    for given, room in ((DraftOptions(path), 256), (DraftOptions(embedded_draft(), context_length=512), 512)):
+        with drafting(within(target, None), given) as (_, draft, _):
+            assert draft.capabilities.context_length == room
 
 
 def test_a_draft_comes_first_and_its_memory_is_taken_off(target: Path, streamed: None) -> None:
-    options = within(target, "100M")
-    draft = DraftOptions(embedded_draft()).beside(options)
-    pair = open_pair(dataclasses.replace(options, memory="64M"), draft, kept_bytes=1 << 19)
-    plan = pair.target.memory_plan  # type: ignore[attr-defined]
-    assert pair.draft is not None
+    with drafting(within(target, "64M"), DraftOptions(embedded_draft()), kept_bytes=1 << 19) as (opened, draft, _):
+        plan, footprint = opened.memory_plan, draft.footprint
     # All of the draft's, with its cache and scratch, of which not all was written to.
     assert plan.draft_bytes >= embedded_draft().stat().st_size
-    footprint = pair.draft.footprint  # type: ignore[attr-defined]
     assert plan.draft_bytes == footprint.num_bytes
     assert 0 < footprint.untouched_bytes < footprint.num_bytes
     assert plan.prompts_bytes == 1 << 20
-    parts = (
-        plan.process_bytes
-        + plan.draft_bytes
-        + plan.prompts_bytes
-        + plan.working_bytes
-        + plan.others_bytes
-        + plan.resident_bytes
-        + plan.ring_bytes
-        + plan.spare_bytes
-    )
-    assert parts == plan.total_bytes == 64 << 20
+    parts = ("process", "draft", "prompts", "working", "others", "resident", "ring", "spare")
+    assert sum(getattr(plan, f"{part}_bytes") for part in parts) == plan.total_bytes == 64 << 20
     assert plan.pass_s == pytest.approx(plan.pass_bytes / plan.bytes_per_s)
-    pair.close()
 
 
 def test_what_is_beside_the_model_leaves_less_for_it(target: Path) -> None:
     options = within(target, "4G")
     open_engine(options).close()
     other = OtherMemory(Footprint(1 << 40, 1 << 40), 0)
-    with pytest.raises(
-        InputError,
-        match=r"4\.0G of memory \(`memory`\) are too little .*, of which 1024\.0G are the draft model's, and .*; give "
-        r".*, or a shorter context \(`context_length`\), a smaller draft model \(`draft`\), or none "
-        r"\(`drafters=\['suffix'\]`\)",
-    ):
+    with pytest.raises(InputError, match=r"1024\.0G are the draft model's"):
         open_engine(dataclasses.replace(options, other_memory=other))
 
 
 def test_what_is_beside_a_target_that_would_fit_alone_counts(target: Path, streamed: None) -> None:
     # With room for the target, for Python and for little else.
     tight = ModelOptions(target, memory=held_memory() + (90 << 20), context_length=256, threads=1)
-    draft = DraftOptions(embedded_draft()).beside(tight)
-    pair = open_pair(tight, draft, kept_bytes=64 << 20)
-    assert pair.target.memory_plan is not None  # type: ignore[attr-defined]
-    assert pair.kept_bytes == tight.memory // 64  # type: ignore[operator]
-    pair.close()
-    roomy = within(target, "16G")
-    pair = open_pair(roomy, draft, kept_bytes=64 << 20)
-    assert pair.target.memory_plan is None  # type: ignore[attr-defined]
-    assert pair.kept_bytes == 64 << 20
-    # There it is opened as anywhere else.
-    assert pair.draft_options is not None
-    assert not pair.draft_options.own_weights
-    pair.close()
+    draft = DraftOptions(embedded_draft())
+    with drafting(tight, draft, kept_bytes=64 << 20) as (opened, _, pair):
+        assert opened.memory_plan is not None
+        assert pair.kept_bytes == tight.memory // 64  # type: ignore[operator]
+    with drafting(within(target, "16G"), draft, kept_bytes=64 << 20) as (opened, _, pair):
+        assert opened.memory_plan is None
+        assert pair.kept_bytes == 64 << 20
+        # There it is opened as anywhere else.
+        assert pair.draft_options is not None
+        assert not pair.draft_options.own_weights
 
 
 def test_where_layers_cannot_be_streamed_after_all_the_draft_is_mapped(
@@ -209,7 +177,7 @@ def test_where_layers_cannot_be_streamed_after_all_the_draft_is_mapped(
 ) -> None:
     monkeypatch.setattr("paceline.engines.memory.available_memory", lambda: 30 << 20)
     options = within(target, None)
-    with pytest.warns(paceline.ModelWarning, match="^layers are not streamed, and the file is left to the system: "):
+    with pytest.warns(paceline.ModelWarning, match="^layers are not streamed"):
         pair = open_pair(options, DraftOptions(embedded_draft()).beside(options))
     assert slow_passes(pair.target) is None
     assert pair.draft_options is not None
@@ -226,7 +194,7 @@ def test_a_draft_that_nobody_named_is_done_without_where_it_cannot_be_made(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
     policy = paceline.FixedPolicy(4)
     with (
-        pytest.warns(paceline.ModelWarning, match=r"^no draft of the target's own: .* cannot be kept in .*; name one"),
+        pytest.warns(paceline.ModelWarning, match="^no draft of the target's own: "),
         paceline.load(within(target, "40M"), policy=policy) as model,
     ):
         assert [drafter.name for drafter in model.drafters] == ["suffix"]
@@ -251,7 +219,7 @@ def test_a_draft_that_nobody_named_is_done_without_where_it_leaves_too_little(
     left_bytes = plan.total_bytes - plan.process_bytes - plan.prompts_bytes - plan.working_bytes - SPARE_BYTES
     monkeypatch.setattr(LayerStream, "least_bytes", left_bytes - plan.draft_bytes // 2)
     with (
-        pytest.warns(paceline.ModelWarning, match=r"^no draft of the target's own: 40M of memory .* are too little"),
+        pytest.warns(paceline.ModelWarning, match="^no draft of the target's own: "),
         paceline.load(options, policy=policy) as model,
     ):
         assert [drafter.name for drafter in model.drafters] == ["suffix"]
@@ -275,7 +243,7 @@ def test_a_draft_that_nobody_named_goes_before_layers_are_not_streamed(
     left_bytes = plan.total_bytes - plan.process_bytes - plan.prompts_bytes - plan.working_bytes
     monkeypatch.setattr(LayerStream, "least_bytes", left_bytes - SPARE_BYTES - plan.draft_bytes // 2)
     with (
-        pytest.warns(paceline.ModelWarning, match=r"^no draft of the target's own: .* of memory .* are too little"),
+        pytest.warns(paceline.ModelWarning, match="^no draft of the target's own: "),
         paceline.load(options, policy=paceline.FixedPolicy(4)) as model,
     ):
         assert ([drafter.name for drafter in model.drafters], model.memory_plan is None) == (["suffix"], False)

@@ -20,9 +20,8 @@ from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.chat.tool_calls.response_template import find_call_format
 from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
-from tests.chat.tool_calls.answers import BY_NAME, Message, added, parser_of, tool
+from tests.chat.tool_calls.answers import BY_NAME, REFERRED, Message, added, is_referred, parser_of, tool
 from tests.chat.tool_calls.machine import CONTROL_IDS, text_of, written_at_random
-from tests.chat.tool_calls.referred import REFERRED, is_referred
 from tests.conftest import SUMMARY_LINES
 from tests.real.conversations import SPECIAL
 

@@ -29,8 +29,7 @@ from paceline.engines.scripted import LogitFunction, ScriptedEngine
 from paceline.models.embedded import embedded_draft
 from paceline.serving.model_host import ServedModel
 from tests.chat.conversing import CHATML, ControlledBytes
-from tests.chat.tool_calls.answers import ANSWERS, THINK, TOOLS, Answer
-from tests.chat.tool_calls.template_sources import SOURCES
+from tests.chat.tool_calls.answers import ANSWERS, SOURCES, THINK, TOOLS, Answer
 from tests.serving import messages
 from tests.serving.hosted import NAME, hosted
 from tests.tiers import by_tier

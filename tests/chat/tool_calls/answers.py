@@ -1,4 +1,4 @@
-"""Answers as the models of each family write them, with what they come to."""
+"""Answers as the models of each family write them, with what they come to, their templates, and tools to call."""
 
 from __future__ import annotations
 
@@ -385,3 +385,79 @@ def read(answer: Answer, pieces: Sequence[str], tools: Sequence[dict[str, Any]] 
     message = added(deltas)
     message.reasoning = "".join(reasoning) or None
     return message
+
+
+SOURCES: Final = {
+    "gpt-oss": '"<|start|>assistant<|channel|>analysis<|message|>" + message.thinking; "functions." + name',
+    "gemma": "'<|tool_call>call:' + function['name'] + '{'",
+    "kimi": "<|tool_calls_section_begin|>{% for tool_call in calls %}<|tool_call_begin|>{{ formatted_id }}",
+    "deepseek": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'",
+    "deepseek-r1": "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\\n```json'",
+    "deepseek-3.2": "{% set dsml_token = '｜DSML｜' %}<' + dsml_token + 'function_calls>",
+    "deepseek-4": "{% set dsml_token = '｜DSML｜' %}<' + dsml_token + 'tool_calls>",
+    "minimax": "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}",
+    "mistral": "'[TOOL_CALLS]' + tool_call.function.name, '[ARGS]' + arguments | tojson",
+    "mistral-ids": "'[TOOL_CALLS]' + name, '[CALL_ID]' + tool_call.id, '[ARGS]' + arguments | tojson",
+    "mistral-list": '"[TOOL_CALLS]["',
+    "lfm": '"<|tool_call_start|>[" + calls + "]<|tool_call_end|>"',
+    "glm": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
+    "qwen-xml": "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>",
+    "seed": "<seed:tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1</parameter>",
+    "apriel": '<tool_call></tool_call> <tool_calls>[{"name": ..., "arguments": ...}]</tool_calls>',
+    "nemotron": "'<TOOLCALL>[' ~ ']</TOOLCALL>'",
+    "hermes": '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>',
+    "granite": "respond only with <|tool_call|> followed by a JSON list of tools used.",
+    "llama": 'Respond in the format {"name": function name, "parameters": ...}. <|start_header_id|>',
+}
+"""What is in the templates of models that write the formats."""
+
+# As pydantic writes nested models and enumerations: all of it stands behind references.
+REFERRED = tool(
+    "f",
+    {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "n": {"$ref": "#/$defs/N"},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]},
+        "described": {"allOf": [{"$ref": "#/$defs/Unit"}], "description": "How it is said."},
+        "level": {"$ref": "#/$defs/Level"},
+        "place": {"$ref": "#/$defs/Place"},
+        "same": {"$ref": "#/properties/n"},
+    },
+    ["unit", "n", "maybe", "described", "level", "place", "same"],
+)
+REFERRED["function"]["parameters"]["$defs"] = {
+    "Unit": {"enum": ["celsius", "fahrenheit"], "title": "Unit", "type": "string"},
+    "N": {"$ref": "#/$defs/Small"},
+    "Small": {"type": "integer", "minimum": 0, "maximum": 9},
+    "Level": {"enum": [1, 2]},
+    "Place": {
+        "type": "object",
+        "properties": {
+            "name": {"$ref": "#/$defs/Unit"},
+            "height": {"$ref": "#/$defs/N"},
+            "within": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
+        },
+        "required": ["name", "height", "within"],
+        "additionalProperties": False,
+    },
+}
+
+
+def is_referred(arguments: dict[str, Any]) -> bool:
+    """Return whether arguments are of the types that :data:`REFERRED` has."""
+    return (
+        {arguments["unit"], arguments["described"]} <= {"celsius", "fahrenheit"}
+        and all(type(arguments[name]) is int and arguments[name] in range(10) for name in ("n", "same"))
+        and (arguments["maybe"] is None or arguments["maybe"] in range(10))
+        and arguments["level"] in (1, 2)
+        and _is_place(arguments["place"])
+    )
+
+
+def _is_place(value: Any) -> bool:
+    return (
+        value.keys() == {"name", "height", "within"}
+        and value["name"] in ("celsius", "fahrenheit")
+        and value["height"] in range(10)
+        and (value["within"] is None or _is_place(value["within"]))
+    )

@@ -12,8 +12,7 @@ from paceline.chat.tool_calls.formats import FORMATS, control_marks, find_format
 from paceline.chat.tool_calls.parser import ToolCallParser
 from paceline.core.errors import CapabilityError
 from paceline.engines.scripted import ScriptedVocabulary
-from tests.chat.tool_calls.answers import BY_NAME, TOOLS
-from tests.chat.tool_calls.template_sources import SOURCES
+from tests.chat.tool_calls.answers import BY_NAME, SOURCES, TOOLS
 
 
 @pytest.mark.parametrize("family", [one.name for one in FORMATS])

@@ -13,23 +13,25 @@ from paceline.chat.tool_calls.base import ToolCallFormat
 from paceline.chat.tool_calls.formats import FORMATS
 from paceline.chat.tool_calls.grammar import build_calls_source
 from paceline.chat.tool_calls.text_patterns import text_pattern
-from paceline.constraints import JsonSchema
+from paceline.constraints import ConstraintCompiler, JsonSchema, Lark
 from paceline.core.errors import ConstraintError
 from tests.chat.tool_calls.answers import (
     BY_NAME,
     FILE,
+    REFERRED,
     TIME,
     TOOLS,
     WEATHER,
     Call,
     added,
+    is_referred,
     of_hermes,
     parser_of,
     tool,
     written,
 )
 from tests.chat.tool_calls.machine import CONTROL_IDS, is_answer, text_of, tokens_of, written_at_random
-from tests.chat.tool_calls.referred import REFERRED, is_referred
+from tests.constraints.helpers import BYTES
 from tests.tiers import by_tier
 from tests.timing import assert_grows_with_length_alone
 
@@ -459,3 +461,53 @@ def test_a_schema_that_goes_round_in_circles_is_an_error_or_a_grammar(family: st
             assert grammar
         parser = parser_of(family, asked)
         assert added([*parser.push(written(family, ("f", {}))), *parser.finish()]).called == [("f", {})]
+
+
+# --- as a source: how large it may be, what its errors name, and what of a schema it leaves out -----------------------
+
+KINDS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "integer"},
+    {"type": "array", "items": {"type": "string"}},
+    {"type": "object", "properties": {"x": {"type": "string"}}},
+]
+
+
+def compiled(family: str, tools: list[dict[str, Any]]) -> None:
+    source = build_calls_source(BY_NAME[family], tools, required=True, parallel=True)
+    assert ConstraintCompiler(BYTES).compile(source).mask().any()
+
+
+@EACH
+def test_sixty_tools_with_ten_parameters_each_are_taken(family: str) -> None:
+    properties = {f"p{i}": KINDS[i % len(KINDS)] for i in range(10)}
+    compiled(family, [tool(f"tool_{i}", properties, ["p0"]) for i in range(60)])
+
+
+@EACH
+def test_the_schema_of_a_function_that_is_not_strict_is_kept_to_as_far_as_possible(family: str) -> None:
+    asked = tool("f", {"a": {"type": "array", "uniqueItems": True, "items": {"not": {"type": "null"}}}})
+    compiled(family, [asked])
+    asked["function"]["strict"] = False
+    compiled(family, [asked])
+
+
+def test_an_error_names_the_function() -> None:
+    tools = [tool("f", {}), tool("g", {"a": {"type": "array", "uniqueItems": True}})]
+    tools[1]["function"]["strict"] = True
+    for family in ("hermes", "qwen-xml", "gemma", "lfm"):
+        with pytest.raises(ConstraintError) as raised:
+            compiled(family, tools)
+        place = "#/uniqueItems" if family == "qwen-xml" else "#/properties/a/uniqueItems"
+        assert f"the parameters of function g: {place}: " in str(raised.value)
+    tools[1] = tool("g", {"a": {"type": "integer", "multipleOf": 600_001}})
+    with pytest.raises(ConstraintError, match=r"^the parameters of function g: #/properties/a/multipleOf: 600001"):
+        compiled("hermes", tools)
+
+
+def test_a_grammar_by_hand_may_not_be_as_long() -> None:
+    text = build_calls_source(
+        BY_NAME["gemma"], [tool("f", {f"p{i}": {} for i in range(300)})], required=True, parallel=True
+    ).text
+    with pytest.raises(ConstraintError, match="rules, and the most is 500"):
+        ConstraintCompiler(BYTES).compile(Lark(text))
