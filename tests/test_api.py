@@ -96,16 +96,6 @@ def test_options_of_a_call_leave_a_conversation_what_its_reasoning_is_told_by(
     assert set(reply.prompt.options["preserved_ids"] or ()) <= vocabulary.control_ids
 
 
-def test_two_streams_at_once_each_get_all_of_their_text() -> None:
-    with scripted_model(max_sequences=2) as model:
-        alone = [model.generate([i], max_tokens=30, temperature=0.9, seed=i, ignore_end=True) for i in (1, 2)]
-        streams = [model.stream([i], max_tokens=30, temperature=0.9, seed=i, ignore_end=True) for i in (1, 2)]
-        answers = [stream.result() for stream in streams]
-        for answer, expected in zip(answers, alone, strict=True):
-            assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
-            assert len(answer.sources) == len(answer.token_ids) == 30
-
-
 def test_a_dropped_stream_gives_its_place_back() -> None:
     with scripted_model(max_sequences=1) as model:
         for _ in model.stream([1], max_tokens=ENDLESS, ignore_end=True):
@@ -307,12 +297,6 @@ def test_every_request_of_several_gets_its_branches_and_its_place_at_the_draft()
         for stream in streams:
             stats = stream.result().stats
             assert stats.num_drafted > 4 * stats.rounds
-
-
-def test_a_numpy_prompt_and_a_path_as_text_are_taken() -> None:
-    with paceline.load(paceline.ModelOptions(str(embedded_target()))) as model:
-        prompt = np.array(model.target.vocabulary.tokenize("def f(x):"))
-        assert len(model.generate(prompt, max_tokens=3, ignore_end=True).token_ids) == 3
 
 
 def test_a_request_may_bring_lengths_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
