@@ -371,9 +371,9 @@ def test_what_was_learned_is_there_at_the_next_load(cache: Path) -> None:
     assert "def f" not in before
     again, remembered = answer_and_remembered()
     assert again == first
-    # On a busy machine a process may find that the draft model does not pay before it has tried it.
-    assert "draft" in remembered or any("draft" in answer_and_remembered()[1] for _ in range(2))
-    assert kept.read_text() != before
+    # On a busy machine a process may find that the draft model does not pay before it has tried it, and learn nothing.
+    assert "draft" in remembered or any("draft" in answer_and_remembered()[1] for _ in range(5))
+    assert kept.read_text() != before or any(answer_and_remembered() and kept.read_text() != before for _ in range(5))
 
 
 def test_nothing_is_remembered_where_that_is_not_wanted(cache: Path) -> None:
@@ -394,7 +394,7 @@ def test_what_was_learned_is_not_trusted_once_spoiled(cache: Path, spoiled: str)
     (kept,) = learned_files(cache)
     kept.write_text(spoiled)
     assert answer_and_remembered() == (first, [])
-    assert any("draft" in answer_and_remembered()[1] for _ in range(3))
+    assert any("draft" in answer_and_remembered()[1] for _ in range(5))
 
 
 def test_a_cache_that_cannot_be_written_does_not_keep_a_model_from_closing(cache: Path) -> None:
