@@ -14,7 +14,7 @@ import pytest
 
 import paceline
 from paceline.chat.params import ChatParams
-from paceline.cli.flags import in_flags
+from paceline.cli.options import in_flags
 from paceline.constraints import Source
 from paceline.core.constraint import Constraint
 from paceline.core.errors import InputError

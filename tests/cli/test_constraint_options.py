@@ -64,7 +64,7 @@ def test_bad_ones_are_refused_in_a_line(invoke: Invoke, flags: tuple[str, ...], 
 
 
 def test_the_sources_are_those_of_the_library() -> None:
-    from paceline.cli.constraint_options import read_source
+    from paceline.cli.prompt import read_source
 
     assert read_source(None, None, None, None) is None
     assert read_source(SCHEMA, None, None, None) == JsonSchema(SCHEMA)

@@ -16,9 +16,9 @@ from unittest.mock import patch
 import pytest
 from rich.console import Console
 
-from paceline.cli import memory, progress
-from paceline.cli.memory import memory_json, print_memory_plan
+from paceline.cli import progress, report
 from paceline.cli.progress import show_prompt_progress
+from paceline.cli.report import memory_json, print_memory_plan
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.memory import MemoryPlan
 from tests.cli.invoking import FAST, Invoke
@@ -144,7 +144,7 @@ def test_a_terminal_shows_how_far_a_first_pass_is(monkeypatch: pytest.MonkeyPatc
 
 def test_what_costs_more_than_it_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
-    monkeypatch.setattr(memory, "error_console", lambda: Console(file=file, width=240))
+    monkeypatch.setattr(report, "error_console", lambda: Console(file=file, width=240))
     plan = MemoryPlan(
         total_bytes=8 << 30,
         process_bytes=60_000_000,

@@ -9,8 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.flags import in_flags
-from paceline.cli.options import OF_THE_DRAFT_MODEL, GivenOptions, ModelFlags, is_given, with_options
+from paceline.cli.options import OF_THE_DRAFT_MODEL, GivenOptions, ModelFlags, in_flags, is_given, with_options
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import (

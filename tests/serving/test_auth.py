@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.flags import in_flags
+from paceline.cli.options import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.middleware import KeyCheck
 from paceline.serving.security import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.flags import in_flags
+from paceline.cli.options import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.middleware import with_security
 from paceline.serving.security import ApiKeys, CorsPolicy, SecuritySettings, host_name, is_loopback, open_warning

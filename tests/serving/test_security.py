@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.cli.flags import in_flags
+from paceline.cli.options import in_flags
 from paceline.core.errors import InputError
 from paceline.serving.connections import socket_options
 from paceline.serving.middleware import with_security

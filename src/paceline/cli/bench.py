@@ -15,13 +15,13 @@ from rich.progress import TextColumn
 
 from paceline.cli import exits
 from paceline.cli.downloads import locate_pair
-from paceline.cli.flags import in_flags
 from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
     ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
+    in_flags,
     is_given,
     names_draft_model,
     refuse_given,
@@ -72,7 +72,6 @@ paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and 
 
 {ENVIRONMENT_NOTE}
 """
-"""Examples below the command's help."""
 
 _PIPE_WIDTH = 160
 """Columns of the tables where standard output is no terminal."""

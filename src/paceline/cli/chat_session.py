@@ -14,11 +14,11 @@ from paceline.atomic_output import atomic_file, check_parent
 from paceline.chat.messages import Message, count_leading, read_messages
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply
-from paceline.cli.chat_options import start_conversation
 from paceline.cli.display import AnswerWriter, error_console, print_json
-from paceline.cli.flags import in_flags
 from paceline.cli.interrupts import hide_keys, hold_interrupts
+from paceline.cli.options import in_flags
 from paceline.cli.progress import show_prompt_progress
+from paceline.cli.prompt import start_conversation
 from paceline.cli.report import generation_json, one_line_report
 from paceline.core.errors import InputError, PacelineError
 from paceline.options import GenerateOptions

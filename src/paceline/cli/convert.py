@@ -27,7 +27,6 @@ paceline convert ./model model-q4.gguf --type Q4_K_M
 
 paceline convert model.gguf ./model --force --json
 """
-"""What ``paceline convert --help`` ends with."""
 
 _WEIGHT_TYPES = ("F32", "F16", "BF16")
 

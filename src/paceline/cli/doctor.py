@@ -14,9 +14,8 @@ import typer
 from paceline.cli import exits
 from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_model, make_draft
-from paceline.cli.flags import in_flags
 from paceline.cli.interrupts import hold_interrupts
-from paceline.cli.options import ENVIRONMENT_NOTE, refuse_given, with_options
+from paceline.cli.options import ENVIRONMENT_NOTE, in_flags, refuse_given, with_options
 from paceline.cli.outputs import HtmlFile, JsonTo, Outputs, report_console
 from paceline.cli.progress import ProgressBar
 from paceline.conversion.own_draft import complete_draft
@@ -56,7 +55,6 @@ paceline doctor target-1b-q8_0 draft --json=doctor.json --html doctor.html
 
 {ENVIRONMENT_NOTE}
 """
-"""What ``paceline doctor --help`` ends with."""
 
 _what = functools.partial(typer.Option, rich_help_panel="What is looked at")
 _DEFAULT_BUDGET_S = 60.0

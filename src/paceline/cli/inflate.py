@@ -50,7 +50,6 @@ paceline inflate small.gguf --width 2048 --layers 24 --feed-forward 8192 -o big.
 
 paceline inflate 1b --type BF16 -o big-hf  [dim]# a Hugging Face folder[/dim]
 """
-"""What ``paceline inflate --help`` ends with."""
 
 LARGE_PRESET = "1b"
 """Shape of the target that demo and bench show: passes of the embedded one as it is are too short for drafts to pay."""

@@ -12,28 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import exits, models
-from paceline.cli.bench import EPILOG as BENCH_EPILOG
-from paceline.cli.bench import bench
-from paceline.cli.chat import EPILOG as CHAT_EPILOG
-from paceline.cli.chat import chat
+from paceline.cli import bench, chat, convert, demo, doctor, exits, inflate, models, profile, run, serve
 from paceline.cli.commands import Command, Group
-from paceline.cli.convert import EPILOG as CONVERT_EPILOG
-from paceline.cli.convert import convert
-from paceline.cli.demo import EPILOG as DEMO_EPILOG
-from paceline.cli.demo import demo
 from paceline.cli.display import prepare_streams
-from paceline.cli.doctor import EPILOG as DOCTOR_EPILOG
-from paceline.cli.doctor import doctor
-from paceline.cli.flags import in_flags
-from paceline.cli.inflate import EPILOG as INFLATE_EPILOG
-from paceline.cli.inflate import inflate_command
-from paceline.cli.profile import EPILOG as PROFILE_EPILOG
-from paceline.cli.profile import profile_command
-from paceline.cli.run import EPILOG as RUN_EPILOG
-from paceline.cli.run import run
-from paceline.cli.serve import EPILOG as SERVE_EPILOG
-from paceline.cli.serve import ServeCommand, serve
+from paceline.cli.options import in_flags
 from paceline.core.errors import InputError, ModelWarning, PacelineError
 from paceline.terminal_text import printable_line
 
@@ -47,7 +29,6 @@ paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hug
 
 [dim]paceline COMMAND --help has more of them, and every option.[/dim]
 """
-"""What ``paceline --help`` ends with."""
 
 app = typer.Typer(
     name="paceline",
@@ -76,17 +57,19 @@ def _add_command(
 
 
 # In the order in which one comes to need them.
-_add_command("demo", demo, DEMO_EPILOG)
-_add_command("run", run, RUN_EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
-_add_command("chat", chat, CHAT_EPILOG)
+_add_command("demo", demo.demo, demo.EPILOG)
+_add_command("run", run.run, run.EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
+_add_command("chat", chat.chat, chat.EPILOG)
 # Flags of llama-server that are no options of ours come as words, and are told apart by the command.
-_add_command("serve", serve, SERVE_EPILOG, kind=ServeCommand, allow_extra_args=True, ignore_unknown_options=True)
+_add_command(
+    "serve", serve.serve, serve.EPILOG, kind=serve.ServeCommand, allow_extra_args=True, ignore_unknown_options=True
+)
 app.add_typer(models.app, name="models")
-_add_command("doctor", doctor, DOCTOR_EPILOG)
-_add_command("profile", profile_command, PROFILE_EPILOG)
-_add_command("bench", bench, BENCH_EPILOG)
-_add_command("inflate", inflate_command, INFLATE_EPILOG)
-_add_command("convert", convert, CONVERT_EPILOG)
+_add_command("doctor", doctor.doctor, doctor.EPILOG)
+_add_command("profile", profile.profile_command, profile.EPILOG)
+_add_command("bench", bench.bench, bench.EPILOG)
+_add_command("inflate", inflate.inflate_command, inflate.EPILOG)
+_add_command("convert", convert.convert, convert.EPILOG)
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast
 import typer
 
 from paceline.cli.display import error_console
-from paceline.cli.flags import in_flags
 from paceline.cli.llama_flags import VARIABLES, remarks_on, with_llama_variables
-from paceline.cli.options import ModelFlags, is_given, read_parts, refuse_given
+from paceline.cli.options import ModelFlags, in_flags, is_given, read_parts, refuse_given
 from paceline.cli.setup import FoundModels, Setup, choose_setup, count_requests, size_models
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.params import SpeculationParams

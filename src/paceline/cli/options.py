@@ -13,6 +13,7 @@ flag is called and what the help says of it is in the table; what only a termina
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli.prompt import read_typed_text
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
-from paceline.core.fields import Field, fields_of, read_texts, stood_for
+from paceline.core.fields import Field, fields_of, read_texts, rename_options, spell_flag, stood_for
 from paceline.core.params import wrap_seed
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.options import DraftOptions, ModelOptions
@@ -348,3 +349,34 @@ def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
         reason = reasons.get(parameter.name or "")
         if reason is not None and is_given(context, parameter.name or ""):
             raise InputError(f"{parameter.opts[0]} {reason}")
+
+
+_NO_FIELDS: Final[Mapping[str, str]] = {
+    "policy": "--policy",
+    "policy=NO_SPECULATION": "--no-speculation",
+    "generate": "paceline run -p",
+    "strict=False": "--no-strict",
+    "force=True": "--force",
+}
+"""What else messages name, by how the command line calls it."""
+
+
+def in_flags(message: str) -> str:
+    """Return a message of the library in which options are called what the command line calls them."""
+    return rename_options(message, _as_flag)
+
+
+def _as_flag(name: str, value: str) -> str | None:
+    field = _flagged().get(name)
+    if field is not None:
+        return spell_flag(field, value)
+    return _NO_FIELDS.get(f"{name}={value}" if value else name, _NO_FIELDS.get(name))
+
+
+@functools.cache
+def _flagged() -> Mapping[str, Field]:
+    """Return the fields that the command line has options for, by what messages call them."""
+    parts = (ServerOptions, HubOptions, ModelOptions, ChatParams, FixedPolicy, *REQUEST_PARTS)
+    found = {field.name: field for part in parts for field in fields_of(part) if field.flags}
+    drafts = {field.name: field for field in fields_of(DraftOptions)}
+    return found | {"draft": drafts["path"]} | {f"DraftOptions.{name}": field for name, field in drafts.items()}

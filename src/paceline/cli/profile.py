@@ -54,7 +54,6 @@ paceline profile --json | jq .profile.target.widths
 
 {ENVIRONMENT_NOTE}
 """
-"""What ``paceline profile --help`` ends with."""
 
 _measuring = functools.partial(typer.Option, rich_help_panel="Measuring")
 _DEFAULT_BUDGET_S = ProfilingBudget().max_s

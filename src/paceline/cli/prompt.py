@@ -1,12 +1,21 @@
-"""The prompt: as it was typed, from a file, or from text that the embedded pair has not seen."""
+"""What a request says: the prompt, what the system says, and what answers keep to, as typed or from files."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
 
+import typer
+
+from paceline.chat.params import ChatParams
+from paceline.cli.display import error_console
+from paceline.constraints import Gbnf, JsonSchema, Source
+from paceline.constraints.schema_preparation import list_places
 from paceline.core.errors import InputError
+from paceline.core.fields import fields_of
+from paceline.environment import ModelChoice
 from paceline.models.embedded import heldout
 
 DEMO_SAMPLE = "code:4"
@@ -90,3 +99,133 @@ def read_typed_text(text: str, option: str, *, escape: bool) -> str:
 
 def _unescape(found: re.Match[bytes]) -> bytes:
     return _ESCAPED[found[1]] if found[1] else bytes.fromhex(found[2].decode("ascii"))
+
+
+_PANEL: Final = "What answers keep to"
+
+JsonSchemaText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "-j",
+        "--json-schema",
+        help="Answer in JSON that a schema describes; {} is any JSON.",
+        metavar="SCHEMA",
+        rich_help_panel=_PANEL,
+    ),
+]
+JsonSchemaFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("-jf", "--json-schema-file", help="A file with the schema.", metavar="FILE", rich_help_panel=_PANEL),
+]
+Strict: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict/--no-strict",
+        help="Refuse a schema with what nothing can keep answers to, or warn of that and keep to the rest.",
+        rich_help_panel=_PANEL,
+    ),
+]
+GrammarText: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--grammar", help="Answer in texts of a grammar, in GBNF.", metavar="GRAMMAR", rich_help_panel=_PANEL),
+]
+GrammarFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--grammar-file", help="A file with the grammar.", metavar="FILE", rich_help_panel=_PANEL),
+]
+
+
+def read_source(
+    json_schema: str | None,
+    json_schema_file: Path | None,
+    grammar: str | None,
+    grammar_file: Path | None,
+    *,
+    strict: bool = True,
+) -> Source | None:
+    """Return what answers are to keep to; ``None`` for nothing.
+
+    Unless ``strict``, a warning says what of a schema nothing can keep answers to.
+    """
+    given = {
+        flag: value
+        for flag, value in (
+            ("-j", json_schema),
+            ("-jf", json_schema_file),
+            ("--grammar", grammar),
+            ("--grammar-file", grammar_file),
+        )
+        if value is not None
+    }
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} both say what answers keep to: leave one of them out")
+    for flag, value in given.items():
+        text = read_text_file(value, flag) if isinstance(value, Path) else value
+        if flag not in ("-j", "-jf"):
+            return Gbnf(text)
+        schema = JsonSchema(text, strict=strict)
+        if schema.unenforced:
+            what = f"nothing keeps answers to {list_places(schema.unenforced)} of the schema: check them"
+            error_console().print(f"warning: {what}", style="yellow", markup=False)
+        return schema
+    return None
+
+
+CHAT_PANEL: Final = "Chat"
+"""Heading of the options of conversations in ``--help``."""
+
+SystemPrompt: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "-sys",
+        "--system-prompt",
+        help="What the system says at the beginning.",
+        metavar="TEXT",
+        rich_help_panel=CHAT_PANEL,
+    ),
+]
+SystemPromptFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "-sysf",
+        "--system-prompt-file",
+        help="A file with what the system says.",
+        metavar="FILE",
+        rich_help_panel=CHAT_PANEL,
+    ),
+]
+
+OF_CHATS: Final = ("system", "system_file", *(field.name for field in fields_of(ChatParams)))
+"""Parameters that mean nothing where a prompt is taken as it is."""
+
+
+def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -> str:
+    if text is not None and file is not None:
+        raise InputError("-sys and -sysf both give what the system says: leave out one of them")
+    if file is not None and str(file) == "-":
+        raise InputError("-sysf - is standard input, which is for messages: give a file, or the text itself with -sys")
+    if file is not None:
+        return read_text_file(file, "-sysf")
+    return "" if text is None else read_typed_text(text, "-sys", escape=escape)
+
+
+def check_names_chat_model(models: ModelChoice, replaced_by: str | Path | None) -> None:
+    """Refuse to chat where no model is named, unless a template makes one of the built-in one."""
+    if models.target is None and replaced_by is None:
+        raise InputError(
+            "no model is named (-m FILE), and the small built-in one cannot chat: name one with -m, or have one "
+            "fetched with -hf, such as -hf ggml-org/gemma-3-1b-it-GGUF"
+        )
+
+
+def check_can_chat(path: Path, replaced_by: str | Path | None) -> None:
+    """Refuse a model without a chat template before it is loaded; ``replaced_by`` is a text, or the path of a file."""
+    from paceline.chat.template_sources import check_is_chat_model  # jinja2 takes a while to import
+
+    if isinstance(replaced_by, Path) and not replaced_by.is_file():
+        raise InputError(f"there is no file {replaced_by} (--chat-template-file): give the path of a chat template")
+    check_is_chat_model(path, replaced_by)
+
+
+def start_conversation(system: str) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": system}] if system else []

@@ -16,29 +16,29 @@ from paceline.api import Model
 from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
-from paceline.cli.chat_options import (
+from paceline.cli.display import AnswerWriter, error_console
+from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
+from paceline.cli.outputs import Outputs, json_option
+from paceline.cli.progress import show_prompt_progress
+from paceline.cli.prompt import (
     CHAT_PANEL,
     OF_CHATS,
-    SystemPrompt,
-    SystemPromptFile,
-    check_can_chat,
-    check_names_chat_model,
-    start_conversation,
-    system_prompt,
-)
-from paceline.cli.constraint_options import (
     GrammarFile,
     GrammarText,
     JsonSchemaFile,
     JsonSchemaText,
     Strict,
+    SystemPrompt,
+    SystemPromptFile,
+    check_can_chat,
+    check_names_chat_model,
+    read_prompt,
     read_source,
+    read_text_file,
+    read_typed_text,
+    start_conversation,
+    system_prompt,
 )
-from paceline.cli.display import AnswerWriter, error_console
-from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
-from paceline.cli.outputs import Outputs, json_option
-from paceline.cli.progress import show_prompt_progress
-from paceline.cli.prompt import read_prompt, read_text_file, read_typed_text
 from paceline.cli.report import comparison_json, comparison_report, generation_json, generation_report
 from paceline.cli.setup import (
     SPECULATION_PANEL,
@@ -88,7 +88,6 @@ paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
 
 {ENVIRONMENT_NOTE}
 """
-"""What ``paceline run --help`` ends with."""
 
 
 @with_options(

@@ -17,11 +17,10 @@ from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.commands import Command
 from paceline.cli.display import error_console
-from paceline.cli.flags import in_flags
 from paceline.cli.llama_flags import remarks_on, shielded, with_llama_variables
-from paceline.cli.memory import print_memory_plan
 from paceline.cli.model_router import ServedModels, is_router, route
-from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, refuse_given, with_options
+from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, in_flags, refuse_given, with_options
+from paceline.cli.report import print_memory_plan
 from paceline.cli.setup import (
     FoundModels,
     PolicyName,
@@ -62,7 +61,6 @@ taken, and named.[/dim]
 
 {ENVIRONMENT_NOTE}
 """
-"""What ``paceline serve --help`` ends with."""
 
 
 class ServeCommand(Command):

@@ -17,7 +17,6 @@ from paceline.cli import exits
 from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_pair, make_draft
 from paceline.cli.interrupts import hold_interrupts
-from paceline.cli.memory import print_memory_plan
 from paceline.cli.options import (
     NAMES_OF_THE_DRAFT_MODEL,
     OF_THE_DRAFT_MODEL,
@@ -27,6 +26,7 @@ from paceline.cli.options import (
     names_draft_model,
     refuse_given,
 )
+from paceline.cli.report import print_memory_plan
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
