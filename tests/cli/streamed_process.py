@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -45,22 +46,21 @@ STREAMED = ("--memory", "1")
 
 
 class Disk:
-    """What a process reads from. Reads of what a pass needs last wait for a word, which comes at once until it is held.
+    """What a process reads from. Reads of what a pass needs last wait for a word, which comes at once for some passes.
 
     There are two slots, so that it is asked for when its pass has begun, and its pass waits for it.
     """
 
-    def __init__(self, told: int, let: int) -> None:
+    def __init__(self, told: int, let: int, passes: float) -> None:
         self._told, self._let = told, let
-        self._is_held = threading.Event()
+        self._passes = passes
         self._waits = threading.Event()
         self._changing = threading.Lock()
         self._answering = threading.Thread(target=self._answer)
         self._answering.start()
 
-    def hold(self) -> None:
-        """Hold the next such read, and return when there is one: a pass has begun, and cannot end."""
-        self._is_held.set()
+    def wait_until_held(self) -> None:
+        """Return when the first such read is held: a pass has begun, and cannot end."""
         assert self._waits.wait(WAIT_S)
 
     def go_on(self) -> None:
@@ -77,8 +77,10 @@ class Disk:
         os.close(self._told)
 
     def _answer(self) -> None:
+        passes = 0
         while os.read(self._told, 1):
-            if self._is_held.is_set():
+            passes += 1
+            if passes > self._passes:
                 self._waits.set()
                 continue
             with self._changing:
@@ -88,9 +90,15 @@ class Disk:
 
 @contextmanager
 def streamed_command(
-    *arguments: str, stdin: int = subprocess.DEVNULL, variables: Mapping[str, str] | None = None
+    *arguments: str,
+    passes: float = math.inf,
+    stdin: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Disk]]:
-    """Yield a command that runs, and its disk; it is killed if it still runs afterwards."""
+    """Yield a command that runs, and its disk, which holds what comes after so many passes.
+
+    The command is killed if it still runs afterwards.
+    """
     (told, tell), (let_in, let) = os.pipe(), os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, str(tell), str(let_in), *arguments],
@@ -106,7 +114,7 @@ def streamed_command(
     )
     os.close(tell)
     os.close(let_in)
-    disk = Disk(told, let)
+    disk = Disk(told, let, passes)
     try:
         with process:
             try:

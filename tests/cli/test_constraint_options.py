@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from paceline.constraints import Gbnf, JsonSchema
 from tests.cli.invoking import FAST, Invoke
 
@@ -45,22 +43,6 @@ def test_what_nothing_can_keep_to_is_refused_or_warned_of(invoke: Invoke) -> Non
     assert taken.status == 0
     assert set(json.loads(taken.out)) <= {1, 2}
     assert "warning: nothing keeps answers to #/uniqueItems of the schema: check them" in taken.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("-j", "{}", "--grammar", 'root ::= "a"'), "-j and --grammar both say what answers keep to"),
-        (("-j", "{"), "the JSON schema is not JSON"),
-        (("-jf", "/nowhere/schema.json"), "/nowhere/schema.json"),
-        (("--grammar", "root ::= other"), "other"),
-    ],
-)
-def test_bad_ones_are_refused_in_a_line(invoke: Invoke, flags: tuple[str, ...], said: str) -> None:
-    outcome = invoke(*RUN, *flags)
-    assert (outcome.status, outcome.out) == (2, "")
-    assert said in outcome.err
-    assert len(outcome.err.strip().splitlines()) == 1
 
 
 def test_the_sources_are_those_of_the_library() -> None:

@@ -91,46 +91,6 @@ def test_replacing_needs_force(run: Run, folder: Path, tmp_path: Path) -> None:
     assert matrix_types(tmp_path / "model.gguf") == {"F16"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("{draft}", ""), "the destination is empty: give the path"),
-        (("", "out"), "the name of the model is empty"),
-        (("none.gguf", "out"), "there is no file none.gguf: give the path of a GGUF file"),
-        (("{draft}", "out.gguf"), "becomes a folder"),
-        (
-            ("{draft}", "out", "--type", "Q8_0"),
-            "a folder cannot hold weights of type Q8_0 (--type); choose from F32, F16, BF16",
-        ),
-        (("{draft}", "out", "--name", "x"), "--name has no effect on a folder"),
-        (("{folder}", "out"), "a folder becomes a .gguf file"),
-        (("{folder}", "out.gguf", "--type", "Q9"), "file type 'Q9' (--type) is unknown; choose from"),
-        (("{folder}", "no/such/out.gguf"), "there is no directory no/such; make it first"),
-        (("{folder}", "no/such/out.gguf", "--type", "Q8_0"), "there is no directory"),
-        (("{empty}", "out.gguf"), "has no config.json"),
-        (("{text}", "out"), "is not a GGUF file"),
-    ],
-)
-def test_bad_input_is_one_line(
-    arguments: tuple[str, ...],
-    words: str,
-    run: Run,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text").write_text("hello")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    names = {"draft": embedded_draft(), "folder": folder, "empty": tmp_path / "empty", "text": tmp_path / "text"}
-    status, out, err = run(*(argument.format(**names) for argument in arguments))
-    assert (status, out) == (2, "")
-    assert words in err
-    assert err.count("\n") == 1
-    assert not list((tmp_path / "here").iterdir())
-
-
 @pytest.mark.parametrize("destination", ["out.gguf", "other"])
 def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, destination: str) -> None:
     source = folder if destination == "out.gguf" else embedded_draft()
@@ -138,11 +98,3 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, destination:
     assert (status, err) == (130, b"")
     assert len(written - {"folder"}) == 1, "something is being written"
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_help_shows_examples(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    status, out, _ = run("--help")
-    assert status == 0
-    for words in ("paceline convert ./model model-q4.gguf --type Q4_K_M", "--force", "--json"):
-        assert words in out

@@ -101,19 +101,6 @@ def test_an_interrupt_ends_it_quietly(
     assert "model of your own" not in outcome.out
 
 
-def test_a_type_that_there_is_not_is_told(invoke: Invoke) -> None:
-    outcome = invoke("demo", "--type", "Q9_9")
-    assert outcome.status == 2
-    assert "Q9_9" in outcome.err
-
-
-def test_help_shows_examples(invoke: Invoke) -> None:
-    outcome = invoke("demo", "--help")
-    assert outcome.status == 0
-    for words in ("Examples", "paceline demo --json", "--type"):
-        assert words in outcome.out
-
-
 def race(*, accepted: int = 4, seconds: float = 2.0) -> Race:
     def lane(step_s: float, sources: list[str]) -> list[Piece]:
         return [

@@ -141,39 +141,6 @@ def test_a_draft_of_another_vocabulary_is_translated_and_predicted(invoke: Invok
     assert candidate["prediction"] is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("absent.gguf",), "there is no file absent.gguf"),
-        (("target", "absent.gguf"), "there is no file absent.gguf"),
-        (("target", "EMPTY"), "holds no model"),
-        (("target", "BROKEN"), "is not a GGUF file"),
-        (("target", "draft", "--budget-s", "1"), "--budget-s 1: give a finite number of seconds from 5 on"),
-        (("target", "draft", "--budget-s", "nan"), "--budget-s nan"),
-        (("target", "draft", "--export", "ollama"), "--export ollama: choose from llama-server, ik_llama"),
-        (("target", "draft", "--temp", "-1"), "temperature"),
-        (("target", "draft", "--text", "absent.txt"), "absent.txt cannot be read"),
-        (("target", "draft", "--json=absent/found.json"), "there is no directory absent"),
-        (("target", "draft", "--html", "found", "--json=found"), "are the same file"),
-        (("target", "draft", "-md", "draft"), "the target is the first argument"),
-        (("target", "draft", "-hf", "some/model"), "the target is the first argument"),
-        (("target", "self:Q9"), "is no type to quantise to"),
-    ],
-)
-def test_bad_input_gets_one_line(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "EMPTY").mkdir()
-    (tmp_path / "BROKEN").write_text("nothing")
-    outcome = invoke("doctor", *arguments)
-    assert outcome.status == exits.BAD_INPUT
-    assert says in outcome.err
-    assert outcome.err.count("\n") == 1
-    assert outcome.out == ""
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["BROKEN", "EMPTY"]
-
-
 def test_an_interrupt_says_that_it_can_be_gone_on_with(tmp_path: Path) -> None:
     found = spawn(
         *("doctor", "target", str(embedded_draft()), "--budget-s", "60", f"--json={tmp_path / 'found.json'}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,37 +124,6 @@ def test_a_path_without_gguf_becomes_a_folder(invoke: Invoke, tmp_path: Path, sm
     assert refused.status == 2
     assert "--force" in refused.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "small.gguf"]
-
-
-BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
-    "no shape": ((), "there is no shape to inflate to: name one of 0.3b"),
-    "unknown preset": (("2b",), "'2b' is no preset (0.3b, 1b, 3b, 8b)"),
-    "unknown preset of a source": (("target", "2b"), "there is no preset '2b'"),
-    "three words": (("target", "1b", "8b"), "at most a source and a preset"),
-    "unknown type": (("1b", "--type", "Q9"), "file type 'Q9'"),
-    "vocabulary": (("1b", "--vocab", "lots"), "--vocab 'lots'"),
-    "small vocabulary": (("1b", "--vocab", "100"), "vocabulary 100 is less than the source's"),
-    "shape without a name": (("1b", "--layers", "20"), "-o"),
-    "few layers": (("1b", "--layers", "1", "-o", "x.gguf"), "layers 1 is less than the source's"),
-    "no multiple": (("1b", "--width", "2000", "-o", "x.gguf"), "take 1792 or 2048"),
-    "no directory": (("1b", "-o", "nowhere/x.gguf"), "no directory nowhere"),
-    "a folder of blocks": (("1b", "-o", "x", "--type", "Q4_0"), "'Q4_0'"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_bad_input_is_one_clear_line(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    arguments, message = BAD_CALLS[case]
-    outcome = invoke("inflate", *arguments)
-    assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err.startswith("paceline: ")
-    assert outcome.err.count("\n") == 1
-    assert message in outcome.err
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_ctrl_c_leaves_no_file(tmp_path: Path, small: Path) -> None:

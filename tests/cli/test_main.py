@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.invoking import Invoke
 from tests.models.helpers import edited_gguf
 from tests.tiers import some_long
 
-ENGINES_PACKAGES = ("llama_cpp", "torch", "transformers")
+HEAVY = ("llama_cpp", "torch", "transformers", "jinja2", "prompt_toolkit", "huggingface_hub")
 CALL = f"""
 import sys
 from paceline.cli.main import main
@@ -22,23 +22,13 @@ try:
     main()
 except SystemExit as leaving:
     assert not leaving.code, leaving.code
-print([name for name in {ENGINES_PACKAGES} if name in sys.modules], file=sys.stderr)
+print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["--version"],
-        ["run", "--help"],
-        ["profile", "--help"],
-        ["inflate", "--help"],
-        ["models"],
-        ["models", "show", "target"],
-    ],
-)
-def test_engines_are_loaded_only_to_run_models(
+# All commands are imported to show the help of one.
+@pytest.mark.parametrize("words", [["chat", "--help"], ["models"], ["models", "show", "target"]])
+def test_nothing_heavy_is_imported_before_it_is_used(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
@@ -119,22 +109,19 @@ def test_an_error_cannot_write_to_the_terminal() -> None:
     assert outcome.stderr.startswith(b"paceline: there is no file or model \\x1b[2J\\nno\\udcff: give")
 
 
-@pytest.mark.parametrize("option", ["-m", "-hf", "PACELINE_MODEL"])
-def test_the_built_in_model_is_announced_where_none_is_named_and_there_alone(option: str) -> None:
+def test_the_built_in_model_is_announced_where_none_is_named_and_there_alone(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = (
         "no model is named (-m FILE), so the small built-in one answers: it only continues code, prose, JSON and logs"
     )
-    command = [sys.executable, "-m", "paceline", "run", "-p", "hi", "-n", "1"]
-    for more in ([], ["--json"]):
-        outcome = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
-        assert outcome.stderr.splitlines()[0] == line
-        assert "no model is named" not in outcome.stdout
-    named = {} if option.startswith("-") else {option: "target"}
-    words = [] if named else [option, "target"]
-    if option == "-hf":
-        words = [option, "nobody/nothing", "--offline"]
-    outcome = subprocess.run(
-        [*command, *words], env={**os.environ, **named}, capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == (2 if option == "-hf" else 0)
-    assert "no model is named" not in outcome.stderr
+    command = ("run", "-p", "hi", "-n", "1")
+    for more in ((), ("--json",)):
+        outcome = invoke(*command, *more)
+        assert outcome.err.splitlines()[0] == line
+        assert "no model is named" not in outcome.out
+    for words, status in ((("-m", "target"), 0), (("-hf", "nobody/nothing", "--offline"), 2)):
+        outcome = invoke(*command, *words)
+        assert (outcome.status, "no model is named" in outcome.err) == (status, False)
+    monkeypatch.setenv("PACELINE_MODEL", "target")
+    assert "no model is named" not in invoke(*command).err

@@ -112,9 +112,8 @@ def test_what_is_not_streamed_after_all_is_said_and_nothing_else_is_promised(
 
 
 @streams
-@pytest.mark.parametrize("name", [b"m\xff.gguf", b"m\n\x0b x .gguf"])
-def test_names_of_files_need_not_be_text(invoke: Invoke, target: Path, tmp_path: Path, name: bytes) -> None:
-    copy = tmp_path / os.fsdecode(b"d\xff") / os.fsdecode(name)
+def test_names_of_files_need_not_be_text(invoke: Invoke, target: Path, tmp_path: Path) -> None:
+    copy = tmp_path / os.fsdecode(b"d\xff") / os.fsdecode(b"m\xff\n\x0b x .gguf")
     copy.parent.mkdir()
     shutil.copyfile(target, copy)
     for options in (("--memory", "40M"), ("--memory", "40M", "--no-speculation")):

@@ -55,21 +55,11 @@ def test_run_makes_it_once_and_says_the_same_text(
     assert from_environment().models.named_draft == "self:Q2_K"
 
 
-def test_profile_takes_it_too(invoke: Invoke) -> None:
+def test_profile_takes_it_as_bench_does(invoke: Invoke) -> None:
     profiled = invoke("profile", "-m", "target", "-md", "self", "-c", "256", "--budget-s", "0.2", "--json")
     assert profiled.status == 0, profiled.err
     assert MADE.match(profiled.err)
     assert "Q4_0" in json.loads(profiled.out)["draft"]
-
-
-def test_bench_takes_it_too(invoke: Invoke) -> None:
-    measured = invoke(
-        *("bench", "-m", "target", "-md", "self", "-c", "512", "--workloads", "new-code", "--variants", "static"),
-        *("--drafters", "draft", "-n", "16", "--prompts", "1", "--repeats", "1", "--json"),
-    )
-    assert measured.status == 0, measured.err
-    assert MADE.match(measured.err)
-    assert "Q4_0" in measured.out
 
 
 def test_serve_takes_it_too() -> None:

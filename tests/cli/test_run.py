@@ -9,8 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from paceline.lab.comparison import Comparison, OpenReader
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.cli.invoking import FAST, Invoke, spawn
-from tests.models.helpers import edited_gguf, with_last_tokens, write_gguf
+from tests.models.helpers import edited_gguf, with_last_tokens
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
 from tests.timing import WAIT_S
@@ -58,6 +56,7 @@ def test_the_text_goes_to_a_pipe_alone_and_the_report_to_stderr(invoke: Invoke) 
     for words in ("encoded ", "decoded ", "acceptance rate alpha", "acceptance length tau", "verify", "p50", "p99"):
         assert words in speculative.err
     assert "n_drafted" not in plain.err
+    assert "defaults of the model" not in plain.err
     assert "\ndraft                   = draft" in speculative.err
     assert "\ndraft  " not in plain.err
 
@@ -98,8 +97,6 @@ def test_the_report_says_what_each_drafter_took_and_what_was_gained(
             r"gain {20}= about \d+\.\d\d times plain  \(\d+\.\d\d to \d+\.\d\d by what plain rounds took\)",
         ),
         (("--draft-max", "3"), r"gain                    = not known: .*\(--compare does\)"),
-        (("--draft-max", "3", "--draft-p-min", "1"), "nothing was drafted     = the drafters had no proposal"),
-        (("--no-speculation",), "nothing was drafted     = plain decoding was asked for"),
         (("-n", "1"), "nothing was drafted     = the answer was over with the prompt"),
     ],
 )
@@ -148,12 +145,6 @@ def test_without_a_seed_the_report_names_one_that_repeats_the_text(invoke: Invok
     first = json.loads(invoke("run", "-p", "x", "-n", "16", "-t", "1", "--json").out)
     again = json.loads(invoke("run", "-p", "x", "-n", "16", "-t", "1", "--json", "--seed", str(first["seed"])).out)
     assert again["text"] == first["text"]
-
-
-def test_p_min_of_one_verifies_nothing(invoke: Invoke) -> None:
-    """The first draft token is judged by p-min like any other."""
-    answer = json.loads(invoke("run", "-p", "def f(x):", *FAST, "--json", "--draft-p-min", "1").out)
-    assert answer["stats"]["draft_n"] == 0
 
 
 def test_compare_says_which_is_faster_and_whether_texts_are_equal(invoke: Invoke) -> None:
@@ -211,7 +202,7 @@ def test_stop_texts_escapes_and_prompt_files(invoke: Invoke, tmp_path: Path) -> 
     assert stopped["finish_reason"] == "stop"
 
 
-def test_a_context_of_0_is_all_of_the_models_own(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_context_of_0_is_all_of_the_models_own(invoke: Invoke) -> None:
     trained = describe(embedded_target()).context_length
     assert trained is not None
     answer = json.loads(invoke("run", "-p", "x", *FAST, "-c", "0", "-cd", "0", "--json").out)
@@ -219,12 +210,6 @@ def test_a_context_of_0_is_all_of_the_models_own(invoke: Invoke, tmp_path: Path)
     # One token more than there is room for.
     whole = invoke("run", "-p", "x y " * trained, *FAST, "-c", "0")
     assert f"the context holds {trained}" in whole.err
-    write_gguf(tmp_path / "silent.gguf")
-    for option in ("-c", "-cd"):
-        which = "-m" if option == "-c" else "-md"
-        status, out, err = invoke("run", "-p", "x", which, str(tmp_path / "silent.gguf"), option, "0")
-        assert (status, out) == (2, "")
-        assert f"{option} 0 is the model's own context" in err
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_the_model_is_loaded(
@@ -244,101 +229,6 @@ def test_a_prompt_that_is_too_long_is_refused_before_the_model_is_loaded(
 def damaged(tmp_path: Path, name: str, data: bytes) -> str:
     (tmp_path / name).write_bytes(data)
     return str(tmp_path / name)
-
-
-BAD_CALLS: dict[str, tuple[Sequence[str], str]] = {
-    "missing file": (("-m", "nowhere.gguf", "-p", "x"), "nowhere.gguf"),
-    "empty folder": (("-m", ".", "-p", "x"), "config.json"),
-    "missing draft": (("-md", "nowhere.gguf", "-p", "x"), "nowhere.gguf"),
-    "no prompt": (("-m", str(embedded_target())), "no prompt"),
-    "empty prompt": (("-p", ""), "prompt is empty"),
-    "two prompts": (("-p", "x", "-f", "y"), "leave out"),
-    "prompt and sample": (("-p", "x", "--sample", "code"), "leave out"),
-    "unknown kind of sample": (("--sample", "poems"), "code, prose, json, logs"),
-    "sample out of range": (("--sample", "code:0"), "code:1 to code:"),
-    "no number of a sample": (("--sample", "code:x"), "code:1 to code:"),
-    "missing prompt file": (("-f", "nowhere.txt"), "nowhere.txt"),
-    "long prompt": (("-p", "x y " * 400, "-c", "64"), "64"),
-    "nothing to predict": (("-p", "x", "-n", "0"), "0 tokens"),
-    "negative length": (("-p", "x", "-n", "-2"), "-2"),
-    "temperature": (
-        ("-p", "x", "--temp", "-1"),
-        "temperature -1.0 is out of range: give a value from 0.0 to 100.0 (--temp,",
-    ),
-    "top-p": (("-p", "x", "--top-p", "0"), "top-p 0"),
-    "min-p": (("-p", "x", "--min-p", "1.5"), "min-p 1.5"),
-    "top-k": (("-p", "x", "--top-k", "-3"), "top-k -3"),
-    "repeat penalty": (("-p", "x", "--repeat-penalty", "0"), "repeat penalty 0"),
-    "not a number": (("-p", "x", "--temp", "nan"), "temperature nan"),
-    "seed": (("-p", "x", "--seed", str(2**64)), "seed 18446744073709551616: the most is"),
-    "logit bias": (("-p", "x", "--logit-bias", "seven"), "seven"),
-    "logit bias token": (("-p", "x", "--logit-bias", "999999=1"), "999999"),
-    "unknown drafter": (("-p", "x", "--drafters", "oracle"), "oracle"),
-    "repeated drafter": (("-p", "x", "--drafters", "suffix,suffix"), "twice"),
-    "no drafter": (("-p", "x", "--drafters", ","), "no drafter"),
-    "drafter without model": (("-m", str(embedded_target()), "-p", "x", "--drafters", "draft"), "-md"),
-    "model without drafter": (("-md", str(embedded_draft()), "-p", "x", "--drafters", "suffix"), "-md"),
-    "draft-max": (("-p", "x", "--draft-max", "1000"), "1000"),
-    "draft-min": (("-p", "x", "--draft-min", "9"), "draft-min 9"),
-    "draft-p-min": (("-p", "x", "--draft-p-min", "2"), "draft-p-min 2"),
-    "biased combination": (("-p", "x", "--verify", "rejection", "--draft-min", "3"), "bias"),
-    "drafters without speculation": (("-p", "x", "--no-speculation", "--drafters", "suffix"), "no effect"),
-    "model without speculation": (("-p", "x", "--no-speculation", "-md", str(embedded_draft())), "no effect"),
-    "siblings without model": (("-p", "x", "--drafters", "suffix", "--draft-siblings", "2"), "no effect"),
-    "draft flags without model": (("-p", "x", "--drafters", "suffix", "-cd", "64"), "-cd"),
-    "draft flags without speculation": (("-p", "x", "--no-speculation", "-ngld", "3"), "no effect"),
-    "draft threads without model": (("-p", "x", "--drafters", "suffix", "-tbd", "1"), "-tbd has no effect"),
-    "no draft threads": (("-p", "x", "-td", "0"), "-t (-td of a draft model) is 0, but must be from 1"),
-    "draft threads of torch": (("-p", "x", "--engine", "torch_hf", "-td", "1"), "give those of both (-t)"),
-    "draft length without speculation": (("-p", "x", "--no-speculation", "--draft-max", "5"), "--draft-max has no"),
-    "remembering of another policy": (
-        ("-p", "x", "--policy", "heuristic", "--remember"),
-        "--remember is of policy auto",
-    ),
-    "compare plain with plain": (("-p", "x", "--draft-max", "0", "--compare"), "no effect"),
-    "repeats without compare": (("-p", "x", "--repeats", "9"), "--compare"),
-    "compare one token": (("-p", "x", "--compare", "-n", "1"), "1 token"),
-    "draft context": (("-p", "x", "-cd", "1"), "-cd 1: the least is 2"),
-    "negative draft context": (("-p", "x", "-cd", "-3"), "-cd -3: the least is 2"),
-    "compare without speculation": (("-p", "x", "--compare", "--no-speculation"), "--compare"),
-    "repeats": (("-p", "x", "--compare", "--repeats", "0"), "--repeats 0: the least is 1"),
-    "context": (("-p", "x", "-c", "-5"), "-c (-cd of a draft model) is -5, but must be from 1"),
-    "long context": (("-p", "x", "-c", "1000000"), "1000000 tokens is more than the"),
-    "long context of the draft": (("-p", "x", "-cd", "1000000"), "(-c, or -cd for a draft model)"),
-    "long context under torch": (("-p", "x", "-c", "1000000", "--engine", "torch_hf"), "1000000 tokens is more"),
-    "threads": (("-p", "x", "-t", "0"), "-t (-td of a draft model) is 0, but must be from 1 to 512"),
-    "threads of torch": (("-p", "x", "-t", "99999", "--engine", "torch_hf"), "-t (-td of a draft model)"),
-    "wide threads": (("-p", "x", "-tb", "-1"), "-tb (-tbd of a draft model) is -1"),
-    "GPU layers": (("-p", "x", "-ngl", "-2"), "-ngl (-ngld of a draft model) is -2"),
-    "device": (("-p", "x", "-dev", "abacus"), "device 'abacus' is not available; choose from none (-dev)"),
-    "empty model": (("-p", "x", "-m", ""), "the name of the model is empty"),
-    "empty draft": (("-p", "x", "-md", ""), "the name of the model is empty"),
-    "pattern of a tensor override": (("-p", "x", "-ot", "[=CPU"), "among [ (-ot) is no regular expression"),
-    "bytes of a tensor override": (("-p", "x", "-ot", "a\udcff=CPU"), "-ot is not UTF-8: byte 1 is 0xff"),
-    "tensor override": (("-p", "x", "-ot", "nonsense"), "-ot 'nonsense' is not PATTERN=BUFFER"),
-    "dtype": (("-p", "x", "--dtype", "float16"), "float16"),
-    "a prompt without its option": (
-        ("Say", "hello", "-t", "1"),
-        "'Say hello' belongs to no option: give the prompt with -p",
-    ),
-    "a prompt without quotes": (("-p", "Say", "hello"), "'hello' belongs to no option"),
-    "unknown option": (("-p", "x", "--fast"), "--fast"),
-    "unknown engine": (("-p", "x", "--engine", "abacus"), "abacus"),
-    "unknown verifier": (("-p", "x", "--verify", "trust"), "trust"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_input_gets_one_clear_line_and_status_2(name: str, invoke: Invoke) -> None:
-    arguments, words = BAD_CALLS[name]
-    status, out, err = invoke("run", *arguments)
-    assert status == 2
-    assert out == ""
-    assert "Traceback" not in err
-    assert words in re.sub(r"\s*│\s*│?\s*", " ", err)
-    if "unknown" not in name or name == "unknown drafter":  # the parser's own errors come with a line of usage
-        assert err.count("\n") == 1
-        assert err.startswith("paceline: ")
 
 
 @pytest.mark.parametrize(
@@ -386,12 +276,10 @@ def test_ctrl_c_keeps_the_text_and_prints_the_report() -> None:
     assert b"Traceback" not in err + out
 
 
-@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_a_terminal_gets_colours_unless_no_color_is_set(no_color: str, coloured: bool) -> None:
+def test_a_terminal_gets_colours() -> None:
     leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_color}
-    if not no_color:
-        del environment["NO_COLOR"]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
     process = spawn(
         "run",
         "-p",
@@ -416,8 +304,8 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(no_color: str, coloured:
     os.close(leader)
     assert process.wait(WAIT_S) == 0
     assert b"def f(x):" in shown
-    assert (b"\x1b[" in shown) is coloured
-    assert (b"tokens accepted from" in shown) is coloured
+    assert b"\x1b[" in shown
+    assert b"tokens accepted from" in shown
 
 
 def test_rejection_may_give_another_text_and_compare_says_so(invoke: Invoke) -> None:
@@ -441,7 +329,6 @@ def test_under_fused_attention_texts_differ_by_rounding_at_most(invoke: Invoke) 
         (["--policy", "auto"], "up to 16, as it pays"),
         (["--policy", "fixed"], "5"),
         (["--draft-max", "3"], "3"),
-        (["--policy", "fixed", "--draft-max", "3"], "3"),
         (["--policy", "heuristic"], "as the policy says"),
     ],
 )
@@ -449,20 +336,6 @@ def test_a_policy_by_name_or_by_its_settings(invoke: Invoke, arguments: list[str
     outcome = invoke("run", "-p", "def f(x):", *FAST, *arguments)
     assert outcome.status == 0
     assert f"n_draft   = {n_draft}\n" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--policy", "best"], "unknown policy 'best': choose from auto, fixed"),
-        (["--policy", "auto", "--draft-max", "3"], "--draft-max is of policy fixed, and auto finds"),
-        (["--policy", "auto", "--no-speculation"], "--policy has no effect without speculation"),
-    ],
-)
-def test_policies_that_do_not_go_together(invoke: Invoke, arguments: list[str], message: str) -> None:
-    outcome = invoke("run", "-p", "def f(x):", *FAST, *arguments)
-    assert outcome.status == 2
-    assert message in " ".join(outcome.err.split())
 
 
 def test_json_says_what_was_predicted_and_what_it_cost(invoke: Invoke) -> None:
@@ -535,12 +408,6 @@ def test_compare_tells_the_models_own_defaults(invoke: Invoke, tmp_path: Path) -
     assert told["plain"]["model_defaults"] == told["speculative"]["model_defaults"] == {"temperature": 0.0}
 
 
-def test_a_model_that_says_nothing_has_no_line_of_defaults(invoke: Invoke) -> None:
-    outcome = invoke("run", "-p", "def f(x):", "-n", "4", "-t", "1")
-    assert "defaults of the model" not in outcome.err
-    assert json.loads(invoke("run", "-p", "def f(x):", "-n", "4", "-t", "1", "--json").out)["model_defaults"] == {}
-
-
 def test_drafters_on_the_command_line_go_before_a_draft_model_of_the_environment(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,20 +459,17 @@ def test_a_full_or_closed_output_is_one_line() -> None:
     assert ended.stderr.startswith(b"paceline: standard output is closed")
 
 
-@pytest.mark.parametrize("to", some_long(["/dev/full", "&-", "reader that left"], quick=["/dev/full", "&-"]))
-def test_an_answer_needs_no_standard_error(to: str) -> None:
+def test_an_answer_needs_no_standard_error() -> None:
     """What is said there, as of the built-in model, is dropped, and does not come to stand in the answer."""
     command = [sys.executable, "-m", "paceline", "run", "-p", "x", *FAST]
     left, nowhere = os.pipe()
     os.close(left)
+    answers = []
     with os.fdopen(nowhere, "wb", 0) as unread:
-        redirected = "" if to == "reader that left" else f"2>{to}"
-        outcome = subprocess.run(
-            ["sh", "-c", f'exec "$@" {redirected}', "sh", *command], stdout=subprocess.PIPE, stderr=unread, check=False
-        )
-    expected = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    assert (outcome.returncode, outcome.stdout) == (0, expected.stdout)
-    assert outcome.stdout
+        for redirected in ("2>/dev/null", "2>/dev/full", "2>&-", ""):
+            shell = ["sh", "-c", f'exec "$@" {redirected}', "sh", *command]
+            answers.append(subprocess.run(shell, stdout=subprocess.PIPE, stderr=unread, check=True).stdout)
+    assert {*answers} == {answers[0]} != {b""}
 
 
 @pytest.mark.parametrize("encoding", some_long(["cp1252", "ascii"], quick=["cp1252"]))
@@ -628,17 +492,6 @@ def test_an_answer_reaches_a_stream_that_lacks_its_characters(encoding: str) -> 
     assert shown[1] != text
 
 
-@pytest.mark.parametrize(
-    ("option", "words"), [("-p", "-p is not UTF-8: byte 0 is 0xe9"), ("--stop", "--stop is not UTF-8: byte 0 is 0xe9")]
-)
-def test_bytes_that_are_no_text_are_refused(option: str, words: str, invoke: Invoke) -> None:
-    given = {"-p": "x", "--stop": "y"} | {option: r"\xE9"}
-    status, out, err = invoke("run", *(word for pair in given.items() for word in pair))
-    assert (status, out) == (2, "")
-    assert err.startswith(f"paceline: {words}")
-    assert err.count("\n") == 1
-
-
 def test_a_prompt_from_a_closed_input_is_one_line() -> None:
     closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
     command = [*closed, sys.executable, "-m", "paceline", "run", "-f", "-", *FAST]
@@ -646,23 +499,6 @@ def test_a_prompt_from_a_closed_input_is_one_line() -> None:
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"paceline: standard input is closed")
     assert ended.stderr.count(b"\n") == 1
-
-
-def test_help_shows_examples_and_llama_cpp_names(invoke: Invoke) -> None:
-    status, out, _ = invoke("run", "--help")
-    assert status == 0
-    for words in ("Examples", "-md", "-ngl", "-cd", "--draft-p-min", "--spec-draft-n-max", "--no-speculation"):
-        assert words in out
-    assert "PACELINE_TEMPERATURE for --temp" in " ".join(out.split())
-    # The draft model's options stand beside the target's, and what is made of the table among the command's own.
-    named = (line for before, line in pairwise(out.splitlines()) if not re.match(r"│ (?:\S+ )*\S+,  ", before))
-    shown = [found[1] for line in named if (found := re.match(r"│ (?:-\w+, )*(--[-a-z]+)", line))]
-    assert shown[:3] == ["--help", "--model", "--model-draft"]
-    assert shown[shown.index("--engine") :][:3] == ["--engine", "--ctx-size", "--ctx-size-draft"]
-    drafting = shown[shown.index("--drafters") :]
-    assert drafting[:4] == ["--drafters", "--policy", "--draft-max", "--draft-min"]
-    assert drafting[6:9] == ["--verify", "--no-speculation", "--compare"]
-    assert shown[shown.index("--json") + 1] == "--verbose"
 
 
 def test_reasoning_whose_markers_are_control_tokens_is_told_from_the_answer(invoke: Invoke, tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="weights are str
 PROMPT = "def fibonacci(n):\n"
 PLAIN = ("--no-speculation", "-fa", "off", "-c", "1024", "-t", "1", "--temp", "0.8", "--seed", "1", "--ignore-eos")
 
+PASSES = 20
+"""Passes after which the disk holds the next: there is some text by then, and the answer is not over."""
+
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
@@ -60,24 +63,12 @@ def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def test_a_process_that_is_killed_in_a_pass_leaves_file_and_cache_as_they_were(target: Path, tmp_path: Path) -> None:
-    speculative = (
-        "-md",
-        str(embedded_draft()),
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--temp",
-        "0.8",
-        "--seed",
-        "1",
-        "--ignore-eos",
-    )
+    speculative = ("-md", str(embedded_draft()), *PLAIN[3:])
     variables = {"PACELINE_CACHE": str(tmp_path / "cache")}
     before = hashlib.sha256(target.read_bytes()).digest()
-    with streamed_command(*run_words(target, 900, *speculative), variables=variables) as (process, disk):
+    with streamed_command(*run_words(target, 400, *speculative), passes=PASSES, variables=variables) as (process, disk):
         first = wait_for_text(process)
-        disk.hold()
+        disk.wait_until_held()
         process.kill()
         assert process.wait(WAIT_S) == -signal.SIGKILL
     assert hashlib.sha256(target.read_bytes()).digest() == before
@@ -95,9 +86,9 @@ def test_a_process_that_is_killed_in_a_pass_leaves_file_and_cache_as_they_were(t
 
 
 def test_ctrl_c_in_a_pass_keeps_the_text_and_prints_the_report(target: Path) -> None:
-    with streamed_command(*run_words(target, 400)) as (process, disk):
+    with streamed_command(*run_words(target, 60), passes=PASSES) as (process, disk):
         first = wait_for_text(process)
-        disk.hold()
+        disk.wait_until_held()
         process.send_signal(signal.SIGINT)
         disk.go_on()
         out, err = process.communicate(timeout=WAIT_S)
@@ -106,13 +97,13 @@ def test_ctrl_c_in_a_pass_keeps_the_text_and_prints_the_report(target: Path) -> 
     assert b"Traceback" not in err + out
     said = (first + out).rstrip(b"\n")
     assert said
-    assert finished(*run_words(target, 400)).startswith(said)
+    assert finished(*run_words(target, 60)).startswith(said)
 
 
 def test_a_file_that_is_cut_in_a_pass_is_one_clear_line(target: Path) -> None:
-    with streamed_command(*run_words(target, 400)) as (process, disk):
+    with streamed_command(*run_words(target, 60), passes=PASSES) as (process, disk):
         wait_for_text(process)
-        disk.hold()
+        disk.wait_until_held()
         os.truncate(target, 1 << 20)
         disk.go_on()
         out, err = process.communicate(timeout=WAIT_S)
@@ -211,11 +202,14 @@ def test_two_streamed_models_in_one_process_say_what_one_does() -> None:
 def test_two_processes_on_one_file_say_what_one_does(target: Path) -> None:
     words = run_words(target, 60)
     expected = finished(*words)
-    with streamed_command(*words) as (one, disk), streamed_command(*words) as (other, other_disk):
+    with (
+        streamed_command(*words, passes=PASSES) as (one, disk),
+        streamed_command(*words, passes=PASSES) as (other, other_disk),
+    ):
         texts = [wait_for_text(one), wait_for_text(other)]
         # Both are in a pass at once.
-        disk.hold()
-        other_disk.hold()
+        disk.wait_until_held()
+        other_disk.wait_until_held()
         disk.go_on()
         other_disk.go_on()
         for number, process in enumerate((one, other)):
@@ -228,8 +222,8 @@ def test_two_processes_on_one_file_say_what_one_does(target: Path) -> None:
 @pytest.mark.parametrize("grace_s", ["60", "0"])
 def test_a_server_that_is_told_to_end_in_a_pass_ends(grace_s: str) -> None:
     words = ("serve", *UNMEASURED, *STREAMED, "--port", "0", "--grace", grace_s, "-t", "1")
-    body: dict[str, Any] = {"prompt": PROMPT, "ignore_eos": True, "seed": 1, "max_tokens": 200, "stream": True}
-    with streamed_command(*words) as (process, disk):
+    body: dict[str, Any] = {"prompt": PROMPT, "ignore_eos": True, "seed": 1, "max_tokens": 60, "stream": True}
+    with streamed_command(*words, passes=PASSES) as (process, disk):
         assert process.stderr is not None
         said = []
         for line in process.stderr:
@@ -243,7 +237,7 @@ def test_a_server_that_is_told_to_end_in_a_pass_ends(grace_s: str) -> None:
         ):
             lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
             assert json.loads(next(lines))["choices"]
-            disk.hold()
+            disk.wait_until_held()
             process.send_signal(signal.SIGTERM)
             disk.go_on()
             rest = list(lines)
@@ -254,4 +248,4 @@ def test_a_server_that_is_told_to_end_in_a_pass_ends(grace_s: str) -> None:
         assert json.loads(rest[-1])["error"]["code"] == 503
     else:
         assert rest[-1] == "[DONE]"
-        assert json.loads(rest[-2])["timings"]["predicted_n"] == 200
+        assert json.loads(rest[-2])["timings"]["predicted_n"] == 60

@@ -117,8 +117,7 @@ def bench(
     ] = None,
     temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = _DEFAULTS.temperature,
     repeats: Annotated[
-        int,
-        _what("--repeats", help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick."),
+        int, _what("--repeats", help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick.")
     ] = _DEFAULTS.laps,
     prompts: Annotated[
         int, _what("--prompts", help="Texts of each workload; more laps use them again.")

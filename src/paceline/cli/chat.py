@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -39,7 +40,7 @@ from paceline.planning.policies.fixed import FixedPolicy
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-_OUTPUT = "Prompt and output"
+_output = functools.partial(typer.Option, rich_help_panel="Prompt and output")
 _PROMPT = "> "
 _CONTINUED = "\\"
 _TARGET_HELP = "Chat model: a GGUF file, a Hugging Face folder, or a name from paceline models."
@@ -77,8 +78,7 @@ def chat(
     grammar: GrammarText = None,
     grammar_file: GrammarFile = None,
     first: Annotated[
-        str | None,
-        typer.Option("-p", "--prompt", help="The first message; the chat goes on after it.", rich_help_panel=_OUTPUT),
+        str | None, _output("-p", "--prompt", help="The first message; the chat goes on after it.")
     ] = None,
     rules: StopRules,
     params: SamplingParams,
@@ -87,9 +87,7 @@ def chat(
     policy: PolicyName = None,
     fixed: FixedPolicy,
     remember: Remember = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each answer instead.", rich_help_panel=_OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, _output("--json", help="Print one JSON object for each answer instead.")] = False,
 ) -> None:
     """Chat with a model, speculatively: the same answers as without, sooner.
 

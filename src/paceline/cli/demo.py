@@ -136,8 +136,7 @@ _PYTHON: Final = (
 
 def demo(
     file_type: Annotated[
-        str,
-        typer.Option("--type", help="Of the target's weights; paceline inflate --help lists all.", metavar="TYPE"),
+        str, typer.Option("--type", help="Of the target's weights; paceline inflate --help lists all.", metavar="TYPE")
     ] = FILE_TYPE,
     json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
@@ -172,23 +171,25 @@ def demo(
         if (words := describe_busy(others.cores())) is not None:
             steps.print(words, style="yellow", markup=False)
         console = output_console(soft_wrap=not sys.stdout.isatty())
-        show = _Show(console, silent=outputs.prints_json)
+        console.quiet = outputs.prints_json
         try:
             with show_step(steps, "warming up"):
                 per_second = _plain_speed(model, interrupted.is_set)
             if (words := describe_slow(per_second)) is not None:
                 steps.print(words, style="yellow", markup=False)
-            show.begin(model)
+            _begin(console, model)
             races = []
             for number, scene in enumerate(SCENES, 1):
-                show.announce(number, scene)
+                console.print()
+                console.print(Text(f"{number}. {scene.title}", "bold"))
+                console.print(Text(scene.about, "dim"))
                 tokens, count = plan_races(scene, per_second)
                 tries = [
                     _race(model, target, scene, tokens, interrupted.is_set, steps, f"{one} of {count}")
                     for one in range(1, count + 1)
                 ]
                 race = median_race(tries)
-                show.race(race, tries, interrupted.is_set)
+                _show_race(console, race, tries, interrupted.is_set)
                 races.append((scene, race, tries))
                 if interrupted.is_set():
                     raise Stopped
@@ -203,7 +204,7 @@ def demo(
                 for scene, race, tries in races
             ],
         }
-    outputs.write(facts, show.end)
+    outputs.write(facts, lambda: _end(console))
     if any(race.divergence == "bug" for _, race, _ in races):
         raise typer.Exit(exits.FAILURE)
 
@@ -325,62 +326,44 @@ def show_step(console: Console, words: str) -> Iterator[None]:
     console.print(f"{words}: {time.monotonic() - started_s:.1f} s", markup=False)
 
 
-class _Show:
-    """Tells the story on standard output: with lanes on a terminal, in lines into a pipe."""
-
-    def __init__(self, console: Console, *, silent: bool) -> None:
-        self._console = console
-        self._silent = silent
-
-    def begin(self, model: Model) -> None:
-        if self._silent:
-            return
-        self._console.print(Text("One prompt, one seed, decoded twice: plainly and speculatively.", "bold"))
-        self._console.print(
-            Text(
-                "The target is the small model that travels with paceline, at the cost of a large one: "
-                f"{model.target.description.removeprefix(' ').strip()}. What it says makes little sense; the time "
-                "that it takes is a large model's.",
-                "dim",
-            )
+def _begin(console: Console, model: Model) -> None:
+    console.print(Text("One prompt, one seed, decoded twice: plainly and speculatively.", "bold"))
+    console.print(
+        Text(
+            "The target is the small model that travels with paceline, at the cost of a large one: "
+            f"{model.target.description.removeprefix(' ').strip()}. What it says makes little sense; the time "
+            "that it takes is a large model's.",
+            "dim",
         )
+    )
 
-    def announce(self, number: int, scene: Scene) -> None:
-        if self._silent:
-            return
-        self._console.print()
-        self._console.print(Text(f"{number}. {scene.title}", "bold"))
-        self._console.print(Text(scene.about, "dim"))
 
-    def race(self, race: Race, tries: Sequence[Race], stopped: Stop) -> None:
-        """Show a race, how it ended, and how those like it did."""
-        if self._silent:
-            return
-        if self._console.is_terminal:
-            play_race(self._console, race, stopped=stopped)
-            if (line := legend(self._console, race)) is not None:
-                self._console.print(line)
-        else:
-            for words in lane_lines(race):
-                self._console.print(words, markup=False)
-        if not stopped():
-            self._console.print(verdict_line(race))
-            if race.differs_at is None and race.speculative.num_drafted:
-                self._console.print(Text(describe_spread(tries), "dim"))
+def _show_race(console: Console, race: Race, tries: Sequence[Race], stopped: Stop) -> None:
+    """Show a race with lanes on a terminal, in lines into a pipe; how it ended, and how those like it did."""
+    if console.is_terminal and not console.quiet:
+        play_race(console, race, stopped=stopped)
+        if (line := legend(console, race)) is not None:
+            console.print(line)
+    else:
+        for words in lane_lines(race):
+            console.print(words, markup=False)
+    if not stopped():
+        console.print(verdict_line(race))
+        if race.differs_at is None and race.speculative.num_drafted:
+            console.print(Text(describe_spread(tries), "dim"))
 
-    def end(self) -> None:
-        """Say what to type for a model of one's own."""
-        if self._silent:
-            return
-        self._console.print()
-        self._console.print(
-            Text("Short answers, on a machine that does other things too. paceline bench --quick measures.", "dim")
-        )
-        self._console.print()
-        self._console.print(Text(f"{len(SCENES) + 1}. Now with a model of your own", "bold"))
-        for command, about in _NEXT:
-            self._console.print(Text(f"# {about}", "dim"))
-            self._console.print(Padding(Text(command, "cyan"), (0, 0, 0, 2), expand=False))
-        self._console.print(Text("# in Python", "dim"))
-        for line in _PYTHON:
-            self._console.print(Text(f"  {line}", "cyan"))
+
+def _end(console: Console) -> None:
+    """Say what to type for a model of one's own."""
+    console.print()
+    console.print(
+        Text("Short answers, on a machine that does other things too. paceline bench --quick measures.", "dim")
+    )
+    console.print()
+    console.print(Text(f"{len(SCENES) + 1}. Now with a model of your own", "bold"))
+    for command, about in _NEXT:
+        console.print(Text(f"# {about}", "dim"))
+        console.print(Padding(Text(command, "cyan"), (0, 0, 0, 2), expand=False))
+    console.print(Text("# in Python", "dim"))
+    for line in _PYTHON:
+        console.print(Text(f"  {line}", "cyan"))

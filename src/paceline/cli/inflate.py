@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +55,8 @@ paceline inflate 1b --type BF16 -o big-hf  [dim]# a Hugging Face folder[/dim]
 LARGE_PRESET = "1b"
 """Shape of the target that demo and bench show: passes of the embedded one as it is are too short for drafts to pay."""
 
-_SHAPE, _OUTPUT = "Shape", "Output"
+_shape = functools.partial(typer.Option, rich_help_panel="Shape")
+_output = functools.partial(typer.Option, rich_help_panel="Output")
 
 
 def _list_vocabularies() -> str:
@@ -76,52 +78,31 @@ def inflate_command(
             autocompletion=_complete_words,
         ),
     ] = None,
-    file_type: Annotated[
-        str,
-        typer.Option("--type", help=f"Of the weights: {', '.join(FILE_TYPES)}.", rich_help_panel=_OUTPUT),
-    ] = "F16",
+    file_type: Annotated[str, _output("--type", help=f"Of the weights: {', '.join(FILE_TYPES)}.")] = "F16",
     output: Annotated[
         Path | None,
-        typer.Option(
+        _output(
             "-o",
             "--output",
             help="A .gguf file, or else a Hugging Face folder. [dim]\\[SOURCE-PRESET-TYPE.gguf in the cache][/dim]",
-            rich_help_panel=_OUTPUT,
         ),
     ] = None,
     vocab: Annotated[
-        str,
-        typer.Option(
-            "--vocab",
-            help=f"Tokens, added ones never win: a number, keep, or {_list_vocabularies()}.",
-            rich_help_panel=_SHAPE,
-        ),
+        str, _shape("--vocab", help=f"Tokens, added ones never win: a number, keep, or {_list_vocabularies()}.")
     ] = "keep",
-    layers: Annotated[int | None, typer.Option("--layers", help="Layers.", rich_help_panel=_SHAPE)] = None,
-    width: Annotated[
-        int | None, typer.Option("--width", help="Length of the residual stream.", rich_help_panel=_SHAPE)
-    ] = None,
-    feed_forward: Annotated[
-        int | None, typer.Option("--feed-forward", help="Feed-forward units of a layer.", rich_help_panel=_SHAPE)
-    ] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="Attention heads.", rich_help_panel=_SHAPE)] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option("--kv-heads", help="Heads with keys and values.", rich_help_panel=_SHAPE)
-    ] = None,
-    head_size: Annotated[
-        int | None, typer.Option("--head-size", help="Length of a head's vectors.", rich_help_panel=_SHAPE)
-    ] = None,
+    layers: Annotated[int | None, _shape("--layers", help="Layers.")] = None,
+    width: Annotated[int | None, _shape("--width", help="Length of the residual stream.")] = None,
+    feed_forward: Annotated[int | None, _shape("--feed-forward", help="Feed-forward units of a layer.")] = None,
+    heads: Annotated[int | None, _shape("--heads", help="Attention heads.")] = None,
+    kv_heads: Annotated[int | None, _shape("--kv-heads", help="Heads with keys and values.")] = None,
+    head_size: Annotated[int | None, _shape("--head-size", help="Length of a head's vectors.")] = None,
     head: Annotated[
         Path | None,
-        typer.Option(
-            "--head",
-            help="An EAGLE-3 head of the source, to carry to the larger model, beside it: eagle3-NAME.gguf.",
-            rich_help_panel=_OUTPUT,
+        _output(
+            "--head", help="An EAGLE-3 head of the source, to carry to the larger model, beside it: eagle3-NAME.gguf."
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write again what is there already.", rich_help_panel=_OUTPUT)
-    ] = False,
+    force: Annotated[bool, _output("--force", help="Write again what is there already.")] = False,
     json_to: JsonTo = None,
 ) -> None:
     """Write a model that behaves as a small one and costs what a large one costs (for benchmarks).
@@ -171,8 +152,37 @@ def inflate_command(
         if not was_there:
             with stage_progress() as report:
                 inflate(gguf_source, destination, shape, file_type=file_type, report=report)
-    made = _InflateResult(destination, file_type, shape, source_shape, made_head)
-    made.tell(outputs, took_s=None if was_there else time.perf_counter() - started)
+    took_s = None if was_there else time.perf_counter() - started
+    files = [path for path in destination.iterdir() if path.is_file()] if destination.is_dir() else [destination]
+    num_bytes = sum(path.stat().st_size for path in files)
+    facts = {
+        "path": str(destination),
+        "head": None if made_head is None else str(made_head),
+        "file_type": file_type,
+        "num_parameters": shape.num_parameters,
+        "num_bytes": num_bytes,
+        "took_s": took_s,
+        "already_there": was_there,
+        "shape": asdict(shape),
+        "source_shape": asdict(source_shape),
+    }
+
+    def tell() -> None:
+        print_path(destination)
+        if made_head is not None:
+            print_path(made_head)
+        when = "already there" if took_s is None else f"made in {took_s:.1f} s"
+        size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {file_type}"
+        console = error_console()
+        console.print(
+            f"{size}, {when}: {shape.layers} layers of {shape.width}, feed-forward {shape.feed_forward}, "
+            f"{shape.heads} heads and {shape.kv_heads} kv heads of {shape.head_size}, {shape.vocab_size} tokens",
+            markup=False,
+        )
+        if shape.vocab_size > source_shape.vocab_size:
+            console.print(f"ids from {source_shape.vocab_size} on never win", markup=False)
+
+    outputs.write(facts, tell)
 
 
 def large_target(file_type: str) -> Path:
@@ -199,50 +209,6 @@ def large_target(file_type: str) -> Path:
         markup=False,
     )
     return destination
-
-
-@dataclass(frozen=True)
-class _InflateResult:
-    """What there is to say about a model that was made."""
-
-    path: Path
-    file_type: str
-    shape: LlamaShape
-    source_shape: LlamaShape
-    head: Path | None
-
-    def tell(self, outputs: Outputs, took_s: float | None) -> None:
-        """Print it; ``took_s`` is ``None`` if it was there already."""
-        files = [self.path] if self.path.is_file() else [path for path in self.path.iterdir() if path.is_file()]
-        num_bytes = sum(path.stat().st_size for path in files)
-        facts = {
-            "path": str(self.path),
-            "head": None if self.head is None else str(self.head),
-            "file_type": self.file_type,
-            "num_parameters": self.shape.num_parameters,
-            "num_bytes": num_bytes,
-            "took_s": took_s,
-            "already_there": took_s is None,
-            "shape": asdict(self.shape),
-            "source_shape": asdict(self.source_shape),
-        }
-        outputs.write(facts, lambda: self._report(num_bytes, took_s))
-
-    def _report(self, num_bytes: int, took_s: float | None) -> None:
-        print_path(self.path)
-        if self.head is not None:
-            print_path(self.head)
-        when = "already there" if took_s is None else f"made in {took_s:.1f} s"
-        shape = self.shape
-        size = f"{shape.num_parameters / 1e9:.2f} billion parameters, {num_bytes / 1e6:,.0f} MB of {self.file_type}"
-        console = error_console()
-        console.print(
-            f"{size}, {when}: {shape.layers} layers of {shape.width}, feed-forward {shape.feed_forward}, "
-            f"{shape.heads} heads and {shape.kv_heads} kv heads of {shape.head_size}, {shape.vocab_size} tokens",
-            markup=False,
-        )
-        if shape.vocab_size > self.source_shape.vocab_size:
-            console.print(f"ids from {self.source_shape.vocab_size} on never win", markup=False)
 
 
 def _parse(words: list[str]) -> tuple[str, str | None]:

@@ -151,8 +151,7 @@ def _print_card(what: ModelDescription, path: Path | None, card: str | None) -> 
 @app.command("remove", cls=Command, epilog=EPILOG)
 def remove_model(
     name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="As paceline models lists it.", autocompletion=_complete_cached),
+        str, typer.Argument(metavar="NAME", help="As paceline models lists it.", autocompletion=_complete_cached)
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -101,37 +102,29 @@ def _unescape(found: re.Match[bytes]) -> bytes:
     return _ESCAPED[found[1]] if found[1] else bytes.fromhex(found[2].decode("ascii"))
 
 
-_PANEL: Final = "What answers keep to"
+_constraint = functools.partial(typer.Option, rich_help_panel="What answers keep to")
 
 JsonSchemaText: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "-j",
-        "--json-schema",
-        help="Answer in JSON that a schema describes; {} is any JSON.",
-        metavar="SCHEMA",
-        rich_help_panel=_PANEL,
+    _constraint(
+        "-j", "--json-schema", help="Answer in JSON that a schema describes; {} is any JSON.", metavar="SCHEMA"
     ),
 ]
 JsonSchemaFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("-jf", "--json-schema-file", help="A file with the schema.", metavar="FILE", rich_help_panel=_PANEL),
+    Path | None, _constraint("-jf", "--json-schema-file", help="A file with the schema.", metavar="FILE")
 ]
 Strict: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    _constraint(
         "--strict/--no-strict",
         help="Refuse a schema with what nothing can keep answers to, or warn of that and keep to the rest.",
-        rich_help_panel=_PANEL,
     ),
 ]
 GrammarText: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--grammar", help="Answer in texts of a grammar, in GBNF.", metavar="GRAMMAR", rich_help_panel=_PANEL),
+    str | None, _constraint("--grammar", help="Answer in texts of a grammar, in GBNF.", metavar="GRAMMAR")
 ]
 GrammarFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--grammar-file", help="A file with the grammar.", metavar="FILE", rich_help_panel=_PANEL),
+    Path | None, _constraint("--grammar-file", help="A file with the grammar.", metavar="FILE")
 ]
 
 
@@ -174,25 +167,13 @@ def read_source(
 CHAT_PANEL: Final = "Chat"
 """Heading of the options of conversations in ``--help``."""
 
+_chat = functools.partial(typer.Option, rich_help_panel=CHAT_PANEL)
+
 SystemPrompt: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "-sys",
-        "--system-prompt",
-        help="What the system says at the beginning.",
-        metavar="TEXT",
-        rich_help_panel=CHAT_PANEL,
-    ),
+    str | None, _chat("-sys", "--system-prompt", help="What the system says at the beginning.", metavar="TEXT")
 ]
 SystemPromptFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "-sysf",
-        "--system-prompt-file",
-        help="A file with what the system says.",
-        metavar="FILE",
-        rich_help_panel=CHAT_PANEL,
-    ),
+    Path | None, _chat("-sysf", "--system-prompt-file", help="A file with what the system says.", metavar="FILE")
 ]
 
 OF_CHATS: Final = ("system", "system_file", *(field.name for field in fields_of(ChatParams)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -197,18 +198,7 @@ def comparison_json(model: Model, comparison: Comparison) -> dict[str, Any]:
         ],
         "equal": comparison.equal,
         "repeatable": comparison.repeatable,
-        "divergence": None
-        if divergence is None
-        else {
-            "index": divergence.index,
-            "plain_token": divergence.plain_token,
-            "speculative_token": divergence.speculative_token,
-            "margin": divergence.margin,
-            "logit_difference": divergence.logit_difference,
-            "rounding": divergence.rounding,
-            "allowed": divergence.allowed,
-            "verdict": divergence.verdict,
-        },
+        "divergence": None if divergence is None else asdict(divergence),
         "plain": generation_json(model, comparison.plain),
         "speculative": generation_json(model, comparison.speculative),
     }
@@ -341,17 +331,9 @@ def print_memory_plan(plan: MemoryPlan) -> None:
 
 def memory_json(plan: MemoryPlan) -> dict[str, Any]:
     """Return a memory plan as plain data, in bytes and seconds."""
+    parts = ("total", "resident", "others", "ring", "draft", "working", "prompts", "process", "spare", "pass")
     return {
-        "total_bytes": plan.total_bytes,
-        "resident_bytes": plan.resident_bytes,
-        "others_bytes": plan.others_bytes,
-        "ring_bytes": plan.ring_bytes,
-        "draft_bytes": plan.draft_bytes,
-        "working_bytes": plan.working_bytes,
-        "prompts_bytes": plan.prompts_bytes,
-        "process_bytes": plan.process_bytes,
-        "spare_bytes": plan.spare_bytes,
-        "pass_bytes": plan.pass_bytes,
+        **{f"{part}_bytes": getattr(plan, f"{part}_bytes") for part in parts},
         "bytes_per_s": plan.bytes_per_s,
         "is_direct": plan.is_direct,
     }

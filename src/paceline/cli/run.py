@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -63,7 +64,9 @@ from paceline.options import GenerateOptions
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.streams import Generation
 
-_OUTPUT = "Prompt and output"
+_output = functools.partial(typer.Option, rich_help_panel="Prompt and output")
+_chat = functools.partial(typer.Option, rich_help_panel=CHAT_PANEL)
+_speculation = functools.partial(typer.Option, rich_help_panel=SPECULATION_PANEL)
 
 _LONG_S = 120.0
 """Seconds of a comparison beyond which its length is said beforehand."""
@@ -105,21 +108,14 @@ def run(
     context: typer.Context,
     *,
     models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "model_defaults", "verbose"))],
-    prompt: Annotated[
-        str | None,
-        typer.Option("-p", "--prompt", help="The prompt.", rich_help_panel=_OUTPUT),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("-f", "--file", help="A file with the prompt; - is standard input.", rich_help_panel=_OUTPUT),
-    ] = None,
+    prompt: Annotated[str | None, _output("-p", "--prompt", help="The prompt.")] = None,
+    file: Annotated[Path | None, _output("-f", "--file", help="A file with the prompt; - is standard input.")] = None,
     as_chat: Annotated[
         bool | None,
-        typer.Option(
+        _chat(
             "--chat/--no-chat",
             help="Take the prompt for a user's message, by the model's chat template. [dim]\\[no chat][/dim]",
             show_default=False,
-            rich_help_panel=CHAT_PANEL,
         ),
     ] = None,
     system: SystemPrompt = None,
@@ -132,21 +128,16 @@ def run(
     grammar_file: GrammarFile = None,
     sample: Annotated[
         str | None,
-        typer.Option(
+        _output(
             "--sample",
             help=f"Take the prompt from text the embedded pair was not trained on: {', '.join(HELDOUT_KINDS)}; "
             "code:2 is the second piece of code.",
             metavar="KIND[:N]",
-            rich_help_panel=_OUTPUT,
         ),
     ] = None,
     escape: Annotated[
         bool,
-        typer.Option(
-            "--escape/--no-escape",
-            help="Read \\n, \\t and the like in -p, -sys and --stop; \\xHH is a byte.",
-            rich_help_panel=_OUTPUT,
-        ),
+        _output("--escape/--no-escape", help="Read \\n, \\t and the like in -p, -sys and --stop; \\xHH is a byte."),
     ] = True,
     rules: StopRules,
     params: SamplingParams,
@@ -156,25 +147,21 @@ def run(
     fixed: FixedPolicy,
     compare: Annotated[
         bool,
-        typer.Option(
+        _speculation(
             "--compare",
             help="Run plain and speculative in turn and say which is faster, and whether the texts are equal.",
-            rich_help_panel=SPECULATION_PANEL,
         ),
     ] = False,
     remember: Remember = True,
     prediction: Annotated[
         Path | None,
-        typer.Option(
+        _speculation(
             "--prediction",
             help="A file with a text that the answer repeats for the most part, such as one to be edited.",
-            rich_help_panel=SPECULATION_PANEL,
         ),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", help="Pairs of runs under --compare.", rich_help_panel=SPECULATION_PANEL)
-    ] = 5,
-    json_to: Annotated[str | None, json_option(rich_help_panel=_OUTPUT)] = None,
+    repeats: Annotated[int, _speculation("--repeats", help="Pairs of runs under --compare.")] = 5,
+    json_to: Annotated[str | None, json_option(rich_help_panel="Prompt and output")] = None,
 ) -> None:
     """Generate text from a prompt, speculatively: the same text as without, sooner.
 
