@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
 
-from paceline.cli.main import main
 from paceline.conversion.convert import exact_dtype
 from paceline.models.embedded import embedded_draft
 from tests.cli.interrupted import interrupt_while_it_writes
+from tests.cli.invoking import Invoke, Outcome
 
-Run = Callable[..., tuple[int, str, str]]
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process; return its status, its output and what it said on stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["paceline", "convert", *map(str, arguments)])
-        try:
-            main()
-            status = 0
-        except SystemExit as leaving:
-            status = int(leaving.code or 0)
-        return (status, *capsys.readouterr())
-
-    return call
+def run(invoke: Invoke) -> Run:
+    return lambda *arguments: invoke("convert", *map(str, arguments))
 
 
 @pytest.fixture

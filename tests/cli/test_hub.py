@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,10 +19,10 @@ from paceline.models.embedded import embedded_draft
 from paceline.models.hub import transfer
 from paceline.models.hub.local_cache import hub_folder
 from tests.cli.invoking import FAST, Invoke
+from tests.cli.terminal import Terminal
 from tests.engines.tiny_models import write_eagle_head, write_model
 from tests.models.helpers import write_folder
 from tests.models.hub_server import Hub, Repo, running_hub
-from tests.timing import WAIT_S
 
 DRAFT = embedded_draft().read_bytes()
 QUANT = "tiny-Q8_0.gguf"
@@ -200,29 +199,13 @@ def test_a_terminal_sees_how_far_a_download_is(hub: Hub) -> None:
     hostile = "\x1b[2Jhuge"
     hub.repos["user/tiny"].files[f"{hostile}-Q4_K_M.gguf"] = b"x" * (1 << 20)
     hub.damages = True  # what follows a download is not looked at
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *RUN, "-hf", "user/tiny"],
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
-        stdout=subprocess.DEVNULL,
-        stderr=follower,
-    )
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(leader, 65536)
-        except OSError:  # Linux's word for the other end being closed
-            break
-        if not piece:
-            break
-        shown += piece
-    assert process.wait(WAIT_S) == 2
-    os.close(leader)
-    text = shown.decode()
+    with Terminal([*RUN, "-hf", "user/tiny"], columns=100) as terminal:
+        assert terminal.wait() == 2
+    text = terminal.shown
     assert "fetching user/tiny: 1.05 MB\r\n" in text
     assert all(words in text for words in ("\\x1b[2Jhuge-Q4_K_M.gguf", "1.0/1.0 MB", "100%", "B/s"))
     assert text.endswith("start again to fetch it anew\r\n")
+    assert "\x1b[38;5;" in text or "\x1b[32m" in text
     assert hostile not in text
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,10 +14,10 @@ import pytest
 
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.invoking import FAST, Invoke
+from tests.cli.terminal import CTRL_D, Terminal
 from tests.engines.tiny_models import write_eagle_head
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.tiers import some_long
-from tests.timing import WAIT_S
 
 
 @pytest.fixture
@@ -214,22 +213,16 @@ def test_remove_deletes_what_it_names(invoke: Invoke, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "removed"), some_long([(b"y\n", True), (b"\n", False), (b"\x04", False)], quick=[(b"y\n", True)])
+    ("answer", "removed"),
+    some_long([("y\r", True), ("\r", False), (CTRL_D, False)], quick=[("y\r", True), ("\r", False)]),
 )
-def test_remove_asks_on_a_terminal(answer: bytes, removed: bool, folder: Path) -> None:
+def test_remove_asks_on_a_terminal(answer: str, removed: bool, folder: Path) -> None:
     fill(folder)
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "models", "remove", "big"], stdin=follower, stdout=follower, stderr=follower
-    )
-    os.close(follower)
-    shown = b""
-    while b"[y/N]" not in shown:
-        shown += os.read(leader, 4096)
-    os.write(leader, answer)
-    assert (process.wait(WAIT_S) == 0) is (answer != b"\x04")
-    os.close(leader)
-    assert str(folder / "big.gguf").encode() in shown.replace(b"\r\n", b"")
+    with Terminal(["models", "remove", "big"]) as terminal:
+        terminal.wait_for(r"\[y/N\]")
+        terminal.type(answer)
+        assert (terminal.wait() == 0) is (answer != CTRL_D)
+    assert str(folder / "big.gguf") in terminal.shown.replace("\r\n", "")
     assert (folder / "big.gguf").exists() is not removed
 
 
@@ -289,6 +282,7 @@ def test_the_shell_completes_names(
     for name, value in (("WORDS", line), ("CWORD", str(len(line.split(" ")) - 1))):
         monkeypatch.setenv(f"COMP_{name}", value)
     monkeypatch.setenv("_PACELINE_COMPLETE", "complete_bash")
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", "")  # else it is the name of what runs the tests
     assert invoke().out.split() == offered
 
 

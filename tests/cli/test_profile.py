@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import re
-import signal
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +16,8 @@ from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.profile import CostProfile
-from tests.cli.invoking import Invoke, spawn
-from tests.timing import WAIT_S
+from tests.cli.invoking import Invoke
+from tests.cli.terminal import CTRL_C, Terminal
 
 # Milliseconds by rows, with a cliff down from 3 to 4.
 STAIRCASE = {1: 16.0, 2: 26.0, 3: 37.0, 4: 24.0}
@@ -266,25 +261,10 @@ def test_the_embedded_pair_is_measured(invoke: Invoke) -> None:
 
 
 def test_ctrl_c_ends_it_with_nothing_kept(cache: Path) -> None:
-    """Once the progress shows that measuring has begun; only a terminal is shown any."""
-    leader, follower = pty.openpty()
-    process = spawn(
-        *("profile", "-t", "1", "--budget-s", "600", "--widths", "1-256"),
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        env={**os.environ, "TERM": "xterm", "PACELINE_CACHE": str(cache.parent)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    os.close(follower)
-    shown = b""
-    while b"measuring" not in shown:
-        shown += os.read(leader, 4096)
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(OSError):  # how Linux says that the terminal's other end is closed
-        while chunk := os.read(leader, 4096):
-            shown += chunk
-    os.close(leader)
-    out, _ = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, out) == (130, b"")
-    assert b"Traceback" not in shown
+    """Once the progress shows that measuring has begun."""
+    with Terminal(["profile", "-t", "1", "--budget-s", "600", "--widths", "1-256"]) as terminal:
+        terminal.wait_for("measuring")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 130
+    assert "Traceback" not in terminal.shown
     assert not cache.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from paceline.lab.comparison import Comparison, OpenReader
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
 from tests.cli.invoking import FAST, Invoke, spawn
+from tests.cli.terminal import Terminal
 from tests.models.helpers import edited_gguf, with_last_tokens
 from tests.planning.helpers import allow_drafts
 from tests.tiers import some_long
@@ -277,35 +277,10 @@ def test_ctrl_c_keeps_the_text_and_prints_the_report() -> None:
 
 
 def test_a_terminal_gets_colours() -> None:
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color"}
-    environment.pop("NO_COLOR", None)
-    process = spawn(
-        "run",
-        "-p",
-        "def f(x):",
-        *FAST,
-        "--drafters",
-        "draft,suffix",
-        stdout=follower,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(leader, 4096)
-        except OSError:  # how Linux says that the terminal's other end is closed
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.close(leader)
-    assert process.wait(WAIT_S) == 0
-    assert b"def f(x):" in shown
-    assert b"\x1b[" in shown
-    assert b"tokens accepted from" in shown
+    with Terminal(["run", "-p", "def f(x):", *FAST, "--drafters", "draft,suffix"]) as terminal:
+        assert terminal.wait() == 0
+    for shown in ("def f(x):", "\x1b[", "tokens accepted from"):
+        assert shown in terminal.shown
 
 
 def test_rejection_may_give_another_text_and_compare_says_so(invoke: Invoke) -> None:

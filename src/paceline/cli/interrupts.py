@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -17,38 +17,33 @@ except ImportError:  # Windows
 
 @contextmanager
 def hold_interrupts() -> Iterator[threading.Event]:
-    """Within the block the first Ctrl-C sets the event that is yielded; a second one interrupts as usual.
-
-    Off the main thread, and where the process was started with interrupts ignored, nothing is changed.
-    """
+    """Within the block the first Ctrl-C sets the event that is yielded; a second one interrupts as usual."""
     interrupted = threading.Event()
     previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
-        yield interrupted
-        return
 
     def hold(signum: int, frame: FrameType | None) -> None:
         interrupted.set()
         signal.signal(signal.SIGINT, previous)
 
-    signal.signal(signal.SIGINT, hold)
-    try:
+    with _handling(hold):
         yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
 def allow_interrupts() -> Iterator[None]:
-    """Within the block Ctrl-C interrupts as usual, also where it is held outside of it.
+    """Within the block Ctrl-C interrupts as usual, also where it is held outside of it."""
+    with _handling(signal.default_int_handler):
+        yield
 
-    Off the main thread, and where the process was started with interrupts ignored, nothing is changed.
-    """
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have a handler take Ctrl-C, but off the main thread, or where interrupts were ignored from the start."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous in (signal.SIG_IGN, None):
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,7 +184,7 @@ def run(
     rules = replace(rules, stop=tuple(read_typed_text(text, "--stop", escape=escape) for text in rules.stop))
     text = read_prompt(prompt, file, sample, escape, embedded=models.target is None)
     predicted = None if prediction is None else read_text_file(prediction, "--prediction")
-    messages = [
+    messages: list[Message] = [
         *start_conversation(system_prompt(system, system_file, escape=escape)),
         {"role": "user", "content": text},
     ]
@@ -212,67 +212,44 @@ def run(
             options_in_use = loaded.target_options or found.target
             open_reader = reader_of(options_in_use, is_streamed=loaded.memory_plan is not None)
             _compare(models, loaded, asked, options, repeats, outputs, interrupted, open_reader)
-        elif as_chat:
-            _reply(models, loaded, messages, conversation, options, outputs, interrupted)
         else:
-            _generate(models, loaded, text, options, outputs, interrupted)
+            _answer(models, loaded, text, messages if as_chat else None, conversation, options, outputs, interrupted)
 
 
-def _generate(
+def _answer(
     models: ModelChoice,
     model: Model,
     prompt: str,
-    options: GenerateOptions,
-    outputs: Outputs,
-    interrupted: threading.Event,
-) -> None:
-    stream = model.stream(prompt, **options)
-    rounds = show_prompt_progress(stream.rounds(), model.target, silent=outputs.prints_json)
-    announce_builtin_model(models)
-    writer = AnswerWriter(prompt, _sources(model, options), silent=outputs.prints_json)
-    for segments in rounds:
-        writer.write(segments)
-        if interrupted.is_set():
-            break
-    writer.write(stream.close())
-    writer.finish()
-    generation = stream.so_far()
-    _report(model, generation, generation_json(model, generation), outputs, interrupted)
-
-
-def _sources(model: Model, options: GenerateOptions) -> list[str]:
-    """Return where drafts of an answer may come from."""
-    return [name for name in model.drafter_names if name != PREDICTION or "prediction" in options]
-
-
-def _reply(
-    models: ModelChoice,
-    model: Model,
-    messages: Sequence[Message],
+    messages: Sequence[Message] | None,
     conversation: ChatParams,
     options: GenerateOptions,
     outputs: Outputs,
     interrupted: threading.Event,
 ) -> None:
-    stream = model.chat_stream(messages, chat=conversation, **options)
-    rounds = show_prompt_progress(stream.rounds(), model.target, silent=outputs.prints_json)
+    """Answer messages, or go on with the prompt where there are none."""
+    is_chat, silent = messages is not None, outputs.prints_json
+    stream: Any = (
+        model.stream(prompt, **options)
+        if messages is None
+        else model.chat_stream(messages, chat=conversation, **options)
+    )
+    rounds = show_prompt_progress(stream.rounds(), model.target, silent=silent)
     announce_builtin_model(models)
-    writer = AnswerWriter("", _sources(model, options), silent=outputs.prints_json)
-    for parts in rounds:
-        writer.write_parts(parts)
+    sources = [name for name in model.drafter_names if name != PREDICTION or "prediction" in options]
+    writer = AnswerWriter("" if is_chat else prompt, sources, silent=silent)
+    write: Callable[[Any], None] = writer.write_parts if is_chat else writer.write
+    for pieces in rounds:
+        write(pieces)
         if interrupted.is_set():
             break
-    writer.write_parts(stream.close())
+    write(stream.close())
     writer.finish()
-    reply = stream.so_far()
-    facts = {**generation_json(model, reply.generation), "message": reply.message}
-    _report(model, reply.generation, facts, outputs, interrupted)
-
-
-def _report(
-    model: Model, generation: Generation, facts: dict[str, Any], outputs: Outputs, interrupted: threading.Event
-) -> None:
-    outputs.write({**facts, "machine": _machine(model)}, lambda: generation_report(error_console(), model, generation))
+    answered = stream.so_far()
+    generation = answered.generation if is_chat else answered
+    facts = {**generation_json(model, generation), "machine": _machine(model)}
+    if is_chat:
+        facts["message"] = answered.message
+    outputs.write(facts, lambda: generation_report(error_console(), model, generation))
     if interrupted.is_set():
         raise typer.Exit(exits.INTERRUPTED)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.api import Model, load
+from paceline.api import Model
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.commands import Command
@@ -151,7 +151,9 @@ def serve(
         def load_here(report: Callable[[float], None]) -> Served:
             if embeds:
                 return _load_embedder(found, options)
-            model = _load(setup, found, options, report)
+            model = setup.load(
+                found, report, prompt_cache_mib=options.prompt_cache_mib, max_waiting=options.max_waiting
+            )
             defaults = request_options(context, model, given, params, rules, speculation)
             if "seed" not in given.values:
                 del defaults["seed"]
@@ -195,20 +197,6 @@ def serve(
             signals = run(create_app(server, security), server, security, sockets)
         if signals and not ready.is_set():
             raise typer.Exit(exits.INTERRUPTED)
-
-
-def _load(setup: Setup, found: FoundModels, options: ServerOptions, report: Callable[[float], None]) -> Model:
-    return load(
-        found.target,
-        draft=found.draft,
-        drafters=setup.drafters,
-        policy=setup.policy,
-        verify=setup.verify,
-        remember=setup.remember,
-        prompt_cache_mib=options.prompt_cache_mib,
-        max_waiting=options.max_waiting,
-        report=report,
-    )
 
 
 def _load_embedder(found: FoundModels, options: ServerOptions) -> ServedEmbedder:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import typer
 from rich.status import Status
@@ -133,6 +133,19 @@ class Setup:
             make_draft(own)
         return FoundModels(target, self.models.draft)
 
+    def load(self, found: FoundModels, report: Report, **options: Any) -> Model:
+        """Load what was found; ``options`` are further ones of :func:`paceline.load`."""
+        return load(
+            found.target,
+            draft=found.draft,
+            drafters=self.drafters,
+            policy=self.policy,
+            verify=self.verify,
+            remember=self.remember,
+            report=report,
+            **options,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModels:
@@ -222,17 +235,7 @@ def open_model(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, thread
     """
     with hold_interrupts() as interrupted, contextlib.ExitStack() as stack:
         with show_measuring(interrupted) as report:
-            model = stack.enter_context(
-                load(
-                    found.target,
-                    draft=found.draft,
-                    drafters=setup.drafters,
-                    policy=setup.policy,
-                    verify=setup.verify,
-                    remember=setup.remember,
-                    report=report,
-                )
-            )
+            model = stack.enter_context(setup.load(found, report))
         if interrupted.is_set():
             raise typer.Exit(exits.INTERRUPTED)
         if model.memory_plan is not None:

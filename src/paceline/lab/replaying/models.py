@@ -83,9 +83,6 @@ class ReplayEngine:
     """Stands for a model whose rows nobody reads: counts what its cache would hold, and charges for passes.
 
     Args:
-        cost: seconds of a pass.
-        clock: moved by ``cost``.
-        vocabulary: the model's.
         max_depth: deepest tree of a round; ``None`` for no limit.
         states: ``[tokens, width]`` of the one text that it stands for; ``None`` where none were recorded.
     """

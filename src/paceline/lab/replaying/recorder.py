@@ -58,15 +58,8 @@ def record(
 ) -> Recording:
     """Decode a prompt plainly, then ask every drafter of ``model`` what it would propose at every position.
 
-    With a draft model that is ``depth`` passes of it for each token of the answer.
-
-    Args:
-        model: its target, its drafters.
-        prompt: a text or token ids.
-        depth: deepest proposals to record; a replayed policy cannot draft deeper.
-        siblings: most proposals to record for one position.
-        report: told how far it is, in the engine's thread.
-        **options: as for :meth:`Model.generate <paceline.api.Model.generate>`.
+    With a draft model that is ``depth`` passes of it for each token of the answer. A replayed policy cannot draft
+    deeper, nor with more than ``siblings`` proposals for a position. ``report`` is called in the engine's thread.
 
     Raises:
         InputError: the prompt or an option cannot be used, or the text would depend on what is drafted.
@@ -121,14 +114,8 @@ def record_answer(
 
     Args:
         drafters: in the order they are asked. They may serve requests of other loops meanwhile, between two rounds.
-        vocabulary: the target's.
-        prompt_ids: at least one token.
-        answer_ids: at least one token.
         params: how the answer was sampled; a draft model's proposals are drawn by them.
         rules: when the answer was to end.
-        finish_reason: why it ended.
-        depth: deepest proposals to record; a replayed policy cannot draft deeper.
-        siblings: most proposals to record for one position.
         target: for drafters that read its states; it must have a sequence to spare.
 
     Raises:
@@ -202,15 +189,7 @@ def _read_states(target: Engine, token_ids: Sequence[int]) -> FloatArray:
 
 
 class _NotingPolicy(PolicyBase):
-    """Lets one drafter say all it would, notes that, and has nothing of it verified.
-
-    Args:
-        name: the drafter's.
-        budget: how much is to be recorded.
-
-    Attributes:
-        chains: what it proposed, position after position.
-    """
+    """Lets one drafter say all it would, notes that in ``chains``, a position each, and has nothing of it verified."""
 
     def __init__(self, name: str, budget: DraftBudget) -> None:
         self._name = name

@@ -43,6 +43,8 @@ RECORDED_SIBLINGS: Final = 4
 
 _FORMAT: Final = "paceline-recordings"
 _NOTHING: Final = -1
+_IN_THE_HEADER: Final = ("name", "num_prompt", "max_tokens", "ignore_end", "temperature", "vocab_size")
+"""What a file's header has of a recording as it is."""
 # What numpy, zip, JSON and our own reading raise over bytes that are not what they should be.
 _DAMAGE: Final = (
     ValueError,
@@ -65,11 +67,7 @@ class Level:
 
     Attributes:
         token_ids: the chain's own token, then its siblings.
-        margins: for each, see :attr:`~paceline.core.tree.Evidence.margin`; ``None`` where it is not known.
-        probability: see :attr:`~paceline.core.tree.Evidence.probability`.
-        match_length: see :attr:`~paceline.core.tree.Evidence.match_length`.
-        count: see :attr:`~paceline.core.tree.Evidence.count`.
-        resumed: see :attr:`~paceline.core.tree.Evidence.resumed`.
+        margins: for each, as the rest in :class:`~paceline.core.tree.Evidence`; ``None`` where it is not known.
     """
 
     token_ids: tuple[int, ...]
@@ -93,7 +91,6 @@ class DrafterTrace:
     """What one drafter would have proposed at every position of a text.
 
     Attributes:
-        name: the drafter's.
         is_model: whether each level costs a pass of a draft model; else everything is proposed at once.
         end_ids: tokens after which a draft model proposes nothing.
         chains: ``chains[i]`` is proposed when ``i + 1`` tokens of the answer are out.
@@ -111,13 +108,8 @@ class Recording:
 
     Attributes:
         name: of the prompt, for tables.
-        num_prompt: tokens of the prompt.
         token_ids: the answer.
-        max_tokens: what the answer was limited to.
-        ignore_end: whether end tokens ended nothing.
         end_ids: the target's end tokens.
-        temperature: at which it was sampled; 0 is greedy.
-        vocab_size: the target's.
         depth: deepest proposals recorded.
         siblings: most proposals recorded for one position.
         traces: one for each drafter, in the order they are asked.
@@ -171,16 +163,8 @@ def save_recordings(path: Path, recordings: Sequence[Recording]) -> None:
         "siblings": first.siblings,
         "drafters": [{"name": t.name, "is_model": t.is_model, "end_ids": sorted(t.end_ids)} for t in first.traces],
         "recordings": [
-            {
-                "name": r.name,
-                "num_prompt": r.num_prompt,
-                "num_tokens": len(r.token_ids),
-                "max_tokens": r.max_tokens,
-                "ignore_end": r.ignore_end,
-                "end_ids": sorted(r.end_ids),
-                "temperature": r.temperature,
-                "vocab_size": r.vocab_size,
-            }
+            {name: getattr(r, name) for name in _IN_THE_HEADER}
+            | {"num_tokens": len(r.token_ids), "end_ids": sorted(r.end_ids)}
             for r in recordings
         ],
     }
@@ -287,14 +271,9 @@ def _unpacked(header: Any, arrays: dict[str, npt.NDArray[Any]]) -> list[Recordin
         )
         recordings.append(
             Recording(
-                name=entry["name"],
-                num_prompt=entry["num_prompt"],
+                **{name: entry[name] for name in _IN_THE_HEADER},
                 token_ids=tuple(texts[text_start:text_end]),
-                max_tokens=entry["max_tokens"],
-                ignore_end=bool(entry["ignore_end"]),
                 end_ids=frozenset(entry["end_ids"]),
-                temperature=float(entry["temperature"]),
-                vocab_size=entry["vocab_size"],
                 depth=depth,
                 siblings=siblings,
                 traces=traces,

@@ -45,8 +45,6 @@ class ReplayedRequest:
 
     Attributes:
         rounds: decoding rounds; the first token comes with the prompt.
-        num_drafted: draft tokens verified.
-        num_accepted: draft tokens kept.
         decode_s: virtual seconds of its rounds.
         arrivals_s: virtual time at which each token came.
     """
