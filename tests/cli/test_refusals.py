@@ -111,7 +111,7 @@ BEFORE_LOADING = [
     ("bench --temp -1", "temperature -1.0 is out of range"),
     ("bench --time-limit 0", "more than 0 seconds"),
     ("bench -c 100", "answers of 256 tokens leave 0 for prompts in a context of 100: ask for fewer (--tokens)"),
-    ("bench -c 64 --tokens 60 --workloads hard --time-limit 60", "leave 4 for prompts in a context of 64"),
+    ("bench --quick -m target -c 64 --tokens 60 --workloads hard", "leave 4 for prompts in a context of 64"),
     ("bench -c 99999999", "99999999 tokens is more than the"),
     ("bench --quick --time-limit 60", "give one of them"),
     ("bench --against vllm=x", "write --against llama-server=PATH"),

@@ -22,6 +22,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import ADAPTIVE_POLICIES, build_policy
 from tests.helpers import MoodyPolicy
 from tests.planning.helpers import Curve, Skill, smooth, synthetic, table
+from tests.tiers import by_tier
 
 
 class EveryChoice(FixedPolicy):
@@ -123,7 +124,7 @@ def test_an_answer_that_ends_before_its_limit() -> None:
     end_id = recording.token_ids[-1]
     assert end_id not in recording.token_ids[:-1]
     recording = dataclasses.replace(recording, ignore_end=False, end_ids=frozenset([end_id]))
-    for seed in range(3):
+    for seed in range(by_tier(3, quick=1)):
         costs = jagged(seed, 0.1)
         assert oracle_s(recording, costs) == pytest.approx(brute_force_s(recording, costs), abs=1e-9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -66,7 +67,12 @@ def drafters_named(names: Sequence[str], draft: ScriptedEngine) -> list[Drafter]
 
 def recorded(
     names: Sequence[str], temperature: float, *, end_ids: Sequence[int] = (), tokens: int = 40
-) -> list[Recording]:
+) -> Sequence[Recording]:
+    return _recorded(tuple(names), temperature, tuple(end_ids), tokens)
+
+
+@functools.cache
+def _recorded(names: Sequence[str], temperature: float, end_ids: Sequence[int], tokens: int) -> Sequence[Recording]:
     target, draft = engines(end_ids)
     with Model(target, drafters_named(names, draft), NO_SPECULATION) as model:
         return [
