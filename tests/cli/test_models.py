@@ -272,6 +272,7 @@ def test_heads_are_listed_for_what_they_are(invoke: Invoke, folder: Path) -> Non
         ("run -m ./t", []),
         ("models show m", ["mine"]),
         ("models remove ", ["mine"]),
+        ("run --json x -md s", ["self"]),
     ],
 )
 def test_the_shell_completes_names(

@@ -109,6 +109,10 @@ def _with_values(command: Command | Group, ctx: Any, words: Sequence[str]) -> li
     optional = _names([option for option in options if option.metavar == OPTIONAL_VALUE])
     with_value = set(_names([option for option in options if not option.is_flag])) - {*optional}
     takes_words = isinstance(command, Group) or len(options) < len(command.get_params(ctx))
+
+    def is_path(word: str) -> bool:
+        return not word.startswith("-") and (not takes_words or word.endswith(".json"))
+
     filled: list[str] = []
     rest = list(words)
     while rest and rest[0] != "--":
@@ -117,7 +121,7 @@ def _with_values(command: Command | Group, ctx: Any, words: Sequence[str]) -> li
             # A path was a word of its own once.
             if rest[:1] == [STANDARD_OUTPUT]:
                 del rest[0]
-            elif rest and not rest[0].startswith("-") and (not takes_words or rest[0].endswith(".json")):
+            elif rest and is_path(rest[0]) and not ctx.resilient_parsing:
                 raise InputError(f"{word} {rest[0]} is {word}={rest[0]} now")
             word += f"={STANDARD_OUTPUT}"
         filled.append(word)
