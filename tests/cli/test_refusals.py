@@ -20,6 +20,7 @@ SEED = 2**64
 # {target}, {draft} and {silent} are GGUF files, {hf} a folder with a model; EMPTY is a folder, TEXT a file of none.
 BEFORE_LOADING = [
     ("run -m . -p x", "config.json"),
+    ("run -m TEXT -p x", "TEXT is not a GGUF file"),
     ("run -m {target}", "no prompt"),
     ("run -p ''", "prompt is empty"),
     ("run -p x --sample code", "leave out"),
@@ -182,6 +183,7 @@ BEFORE_LOADING = [
     ("models remove target --yes", "part of paceline"),
 ]
 BY_LOADING = [
+    ("run -md TEXT -p x", "TEXT is not a GGUF file"),
     ("run -p x --drafters suffix,suffix", "twice"),
     ("run -m {target} -p x --drafters draft", "-md"),
     ("run -md {draft} -p x --drafters suffix", "-md"),
