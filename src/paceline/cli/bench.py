@@ -72,6 +72,7 @@ paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and 
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 _PIPE_WIDTH = 160
 """Columns of the tables where standard output is no terminal."""

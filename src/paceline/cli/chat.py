@@ -57,6 +57,7 @@ paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# on
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 
 @with_options(

@@ -27,6 +27,7 @@ paceline convert ./model model-q4.gguf --type Q4_K_M
 
 paceline convert model.gguf ./model --force --json
 """
+"""Examples below the command's help."""
 
 _WEIGHT_TYPES = ("F32", "F16", "BF16")
 

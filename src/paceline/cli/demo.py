@@ -40,6 +40,7 @@ paceline demo | cat  [dim]# without pictures: the lines alone[/dim]
 
 paceline demo --json > race.json  [dim]# every token with its time; docs/draw_race.py draws it[/dim]
 """
+"""Examples below the command's help."""
 
 FILE_TYPE: Final = "Q8_0"
 """Of the target's weights.

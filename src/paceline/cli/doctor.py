@@ -55,6 +55,7 @@ paceline doctor target-1b-q8_0 draft --json=doctor.json --html doctor.html
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 _what = functools.partial(typer.Option, rich_help_panel="What is looked at")
 _DEFAULT_BUDGET_S = 60.0

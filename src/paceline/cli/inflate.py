@@ -51,6 +51,7 @@ paceline inflate small.gguf --width 2048 --layers 24 --feed-forward 8192 -o big.
 
 paceline inflate 1b --type BF16 -o big-hf  [dim]# a Hugging Face folder[/dim]
 """
+"""Examples below the command's help."""
 
 LARGE_PRESET = "1b"
 """Shape of the target that demo and bench show: passes of the embedded one as it is are too short for drafts to pay."""

@@ -29,6 +29,7 @@ paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hug
 
 [dim]paceline COMMAND --help has more of them, and every option.[/dim]
 """
+"""Examples below the command's help."""
 
 app = typer.Typer(
     name="paceline",

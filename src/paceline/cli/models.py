@@ -47,6 +47,7 @@ paceline models remove target-1b-q4_0
 
 paceline models remove big-0d5a5e3a5c5f-Q4_0  [dim]# made by -md self, and made again when asked for[/dim]
 """
+"""Examples below the command's help."""
 
 _SOURCE_DIGEST = "inflate.source_sha256"
 

@@ -54,6 +54,7 @@ paceline profile --json | jq .profile.target.widths
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 _measuring = functools.partial(typer.Option, rich_help_panel="Measuring")
 _DEFAULT_BUDGET_S = ProfilingBudget().max_s

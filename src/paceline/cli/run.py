@@ -91,6 +91,7 @@ paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 
 @with_options(

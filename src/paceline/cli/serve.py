@@ -61,6 +61,7 @@ taken, and named.[/dim]
 
 {ENVIRONMENT_NOTE}
 """
+"""Examples below the command's help."""
 
 
 class ServeCommand(Command):

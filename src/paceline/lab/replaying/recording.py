@@ -43,8 +43,8 @@ RECORDED_SIBLINGS: Final = 4
 
 _FORMAT: Final = "paceline-recordings"
 _NOTHING: Final = -1
+# Of a recording, as it is.
 _IN_THE_HEADER: Final = ("name", "num_prompt", "max_tokens", "ignore_end", "temperature", "vocab_size")
-"""What a file's header has of a recording as it is."""
 # What numpy, zip, JSON and our own reading raise over bytes that are not what they should be.
 _DAMAGE: Final = (
     ValueError,
