@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -661,8 +660,6 @@ def test_after_closing_nothing_touches_freed_memory(exact: Path) -> None:
         lambda: engine.description,
         lambda: engine.vocabulary,
         lambda: engine.capabilities,
-        engine.decode_counters,
-        engine.reset_decode_counters,
         lambda: output.logits(0, 0),
         output.wait,
         lambda: vocabulary.tokenize("text"),
@@ -680,19 +677,6 @@ def test_an_engine_that_is_dropped_is_freed(exact: Path, monkeypatch: pytest.Mon
     assert freed == ["llama_model_free"]
     with pytest.raises(ClosedError):
         vocabulary.tokenize("text")
-
-
-def test_decode_counters_are_those_of_llama_cpp(engine: LlamaCppEngine) -> None:
-    sequence = engine.open()
-    feed(engine, sequence, [1, 2, 3])
-    engine.reset_decode_counters()
-    assert engine.decode_counters() == (0, 0)
-    began_s = time.perf_counter()
-    feed(engine, sequence, [4])
-    feed(engine, sequence, [5, 6, 7])
-    rows, seconds = engine.decode_counters()
-    assert rows == 4
-    assert 0 < seconds <= time.perf_counter() - began_s
 
 
 def test_passes_run_on_as_many_threads_as_others_leave_cores_for(
@@ -1117,8 +1101,6 @@ def test_quantising_explains_itself(tmp_path: Path) -> None:
         quantize_gguf(DRAFT, tmp_path / "out.gguf", "Q9")
     with pytest.raises(InputError, match="no directory"):
         quantize_gguf(DRAFT, tmp_path / "missing" / "out.gguf", "F16")
-    with pytest.raises(ModelFileError, match=r"requantizing .* disabled"):
-        quantize_gguf(DRAFT, tmp_path / "out.gguf", "F16", allow_requantize=False)
     with pytest.raises(ModelFileError, match="truncated or damaged"):
         quantize_gguf(bad, tmp_path / "out.gguf", "F16")
     assert list(tmp_path.iterdir()) == [bad]

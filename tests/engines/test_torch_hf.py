@@ -466,9 +466,9 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def load(path: Path, *, attention: Any = "auto", **values: Any) -> TorchHFEngine:
+def load(path: Path, **values: Any) -> TorchHFEngine:
     options = ModelOptions(path, **{"devices": ("cpu",), "context_length": 64, **values})
-    return TorchHFEngine(options, attention=attention)
+    return TorchHFEngine(options)
 
 
 def test_a_folder_loads_silently(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -542,19 +542,6 @@ def test_settings_of_the_tokenizer_that_mean_nothing_change_nothing(folder: Path
 def test_the_dtype_is_float32_on_a_cpu_unless_asked_for(folder: Path, dtype: Any, expected: str) -> None:
     build(*ARCHITECTURES["llama"]).to(torch.float16).save_pretrained(folder)
     assert expected in load(folder, dtype=dtype).description
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_attention_can_be_chosen(folder: Path, attention: Any) -> None:
-    engine = load(folder, attention=attention)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    assert_plain(engine.forward([chain(engine.open(), [3, 1, 4])]).logits(0, 0), model, [3, 1, 4])
-
-
-def test_attention_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
-    build(*ARCHITECTURES["gemma2, eager, one layer slides"]).save_pretrained(tmp_path)
-    with pytest.raises(CapabilityError, match="gemma2 has no sdpa"):
-        load(tmp_path, attention="sdpa")
 
 
 def _config(**changes: Any) -> Callable[[Path], object]:

@@ -39,26 +39,25 @@ def file_types() -> dict[str, int]:
     }
 
 
-def quantize_gguf(source: Path, destination: Path, file_type: str, *, allow_requantize: bool = True) -> None:
+def quantize_gguf(source: Path, destination: Path, file_type: str) -> None:
     """Write ``source`` again with other weights; ``destination`` appears only when it is complete.
 
-    The type is such as ``"F16"``, ``"Q8_0"`` or ``"Q4_K_M"`` (:func:`file_types`). With ``allow_requantize`` weights
-    that are quantised already are taken, too, with the loss of both.
+    The type is such as ``"F16"``, ``"Q8_0"`` or ``"Q4_K_M"`` (:func:`file_types`). Weights that are quantised already
+    are taken, too, with the loss of both.
 
     Raises ``InputError`` for an unknown type, and where the destination cannot be written.
     """
     check_parent(destination)
     with atomic_file(destination) as partial:
-        quantize_into(partial, source, file_type, allow_requantize=allow_requantize)
+        quantize_into(partial, source, file_type)
 
 
-def quantize_into(path: Path, source: Path, file_type: str, *, allow_requantize: bool = True) -> None:
+def quantize_into(path: Path, source: Path, file_type: str) -> None:
     """As :func:`quantize_gguf`, straight into ``path``, which has half a file where that fails."""
     number = _number(file_type)
     native.check_model_file(source)
     native.initialize()
     parameters = _parameters(number)
-    parameters.allow_requantize = allow_requantize
     with native.log.watch() as lines:
         status = api.llama_model_quantize(os.fsencode(source), os.fsencode(path), ctypes.byref(parameters))
         if status != 0:

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.errors import EngineError, InputError
 from paceline.engines.streaming import disk
-from paceline.engines.streaming.disk import Pace, WeightFiles
+from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import BLOCK, Extent
 
 SIZE = 5 * BLOCK + 100
@@ -103,20 +103,3 @@ def test_a_disk_that_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         WeightFiles([tmp_path / "none"])
-
-
-def test_a_pace_holds_over_any_stretch() -> None:
-    now_s = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    pace = Pace(1000.0, lambda: now_s, sleep)
-    for _ in range(10):
-        pace.take(100)
-    assert now_s == pytest.approx(1.0)
-    now_s += 5
-    pace.take(100)
-    # Time in which nothing was read is lost.
-    assert now_s == pytest.approx(6.1)

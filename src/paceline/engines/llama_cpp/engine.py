@@ -508,26 +508,6 @@ class LlamaCppEngine:
             raise CapabilityError(f"{self._path} was loaded without its states: ask for them to draft from them")
         return track
 
-    # --- counters -----------------------------------------------------------------------------------------------------
-
-    def decode_counters(self) -> tuple[int, float]:
-        """Return the rows evaluated and the seconds spent in passes since loading or :meth:`reset_decode_counters`.
-
-        These are llama.cpp's own figures (``llama_perf_context``), for comparing with its tools: they contain neither
-        this library's work nor the reading of logits.
-        """
-        self._check_open()
-        api.llama_synchronize(self._context)
-        data = api.llama_perf_context(self._context)
-        # llama.cpp reports at least one token of each kind, whether there was one or not.
-        rows = (data.n_p_eval if data.t_p_eval_ms > 0 else 0) + (data.n_eval if data.t_eval_ms > 0 else 0)
-        return rows, (data.t_p_eval_ms + data.t_eval_ms) / 1000
-
-    def reset_decode_counters(self) -> None:
-        self._check_open()
-        api.llama_synchronize(self._context)
-        api.llama_perf_context_reset(self._context)
-
     # --- inside: checks -----------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:

@@ -279,7 +279,6 @@ def create_context(
     )
     parameters.kv_unified = not settings.apart
     parameters.swa_full = True  # else cells that leave the window are gone, and rejected drafts have made them leave
-    parameters.no_perf = False
     if stream is not None:
         parameters.cb_eval = stream.callback
     parameters.n_rs_seq = settings.snapshots  # ignored by models that keep all cells

@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
@@ -32,28 +32,6 @@ _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _REFUSALS: Final = frozenset((errno.EINVAL, errno.EOPNOTSUPP))
 
 
-class Pace:
-    """Slows reads to that of a disk of ``bytes_per_s``, for tests."""
-
-    def __init__(
-        self,
-        bytes_per_s: float,
-        now_s: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._now_s = now_s
-        self._sleep = sleep
-        self._free_s = 0.0
-
-    def take(self, num_bytes: int) -> None:
-        """Wait until the slower disk would have read so much more. For one thread."""
-        now_s = self._now_s()
-        self._free_s = max(self._free_s, now_s) + num_bytes / self._bytes_per_s
-        if self._free_s > now_s:
-            self._sleep(self._free_s - now_s)
-
-
 class WeightFiles:
     """The files of a model, opened for reading into slots.
 
@@ -63,9 +41,8 @@ class WeightFiles:
         read_s: seconds that reading them took.
     """
 
-    def __init__(self, paths: Sequence[Path], *, pace: Pace | None = None) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        self._pace = pace
         self._files: list[int] = []
         self.is_direct = bool(_DIRECT)
         self.bytes_read = 0
@@ -93,10 +70,7 @@ class WeightFiles:
         wait(futures)
         for future in futures:
             future.result()
-        num_bytes = sum(extent.num_bytes for extent in extents)
-        if self._pace is not None:
-            self._pace.take(num_bytes)
-        self.bytes_read += num_bytes
+        self.bytes_read += sum(extent.num_bytes for extent in extents)
         self.read_s += time.perf_counter() - started_s
 
     def drop_cached(self) -> None:

@@ -22,7 +22,6 @@ from paceline.engines.process_forks import native_threads
 from paceline.engines.threads import SpareCores, count_cores, usable_cores
 from paceline.engines.torch_hf.cells import CellPool, SequenceCells
 from paceline.engines.torch_hf.loading import (
-    Attention,
     LoadedModel,
     load_model,
     longest_context,
@@ -109,7 +108,6 @@ class TorchHFEngine:
         options: what to load and how. Without ``dtype`` weights have the checkpoint's type on CUDA, and float32 on the
             CPU, where half precision is seldom faster and always less exact. ``threads`` are those of torch's CPU
             operations, for the whole process.
-        attention: ``"auto"`` is sdpa, or eager for models without it (Gemma 2, gpt-oss).
         max_rows: most rows in one forward pass.
     """
 
@@ -120,14 +118,14 @@ class TorchHFEngine:
     _states: StateCapture | None = None
     """Reads the states of passes, where they are held."""
 
-    def __init__(self, options: ModelOptions, *, attention: Attention = "auto", max_rows: int = _MAX_ROWS) -> None:
+    def __init__(self, options: ModelOptions, *, max_rows: int = _MAX_ROWS) -> None:
         _refuse_foreign(options)
         _check_limits(options.context_length, max_rows, options.max_sequences, options.cells)
         own_threads = _own_threads()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
             self._set_threads = options.threads
-        loaded = load_model(options, attention)
+        loaded = load_model(options)
         if options.threads is None and loaded.model.device.type == "cpu":
             self._spare_cores = SpareCores(min(own_threads, usable_cores()), count_cores())
         with explain_damaged_entries(Path(options.path)):

@@ -8,7 +8,7 @@ import io
 import pickle
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import transformers
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-Attention: TypeAlias = Literal["auto", "sdpa", "eager"]
-
 _DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 """Kinds of devices on which models run under torch."""
 
@@ -43,7 +41,7 @@ class LoadedModel(NamedTuple):
     """End tokens besides those that model and tokenizer name: llama.cpp knows some in a GGUF file by their text."""
 
 
-def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedModel:
+def load_model(options: ModelOptions) -> LoadedModel:
     """Load the model and the tokenizer that the options name."""
     path = Path(options.path)
     source = _source(path)
@@ -52,15 +50,12 @@ def load_model(options: ModelOptions, attention: Attention = "auto") -> LoadedMo
     with contextlib.nullcontext() if options.verbose else quiet():
         with file_errors(path):
             config = transformers.AutoConfig.from_pretrained(**source)
-        model_class = refuse_unsupported(config)
-        if attention == "sdpa" and not model_class._supports_sdpa:
-            raise CapabilityError(f"{config.model_type} has no sdpa attention; set attention to 'auto' or 'eager'")
+        refuse_unsupported(config)
         with file_errors(path):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 **source,
                 config=config,
                 dtype=_dtype(options.dtype or "auto", device),
-                attn_implementation=None if attention == "auto" else attention,
                 output_loading_info=True,
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source, config=config)
@@ -120,11 +115,10 @@ def _device_name(devices: tuple[str, ...]) -> str:
     return device
 
 
-def refuse_unsupported(config: Any, model: Any = None) -> Any:
-    """Return the class of ``model``, or of the model that ``config`` stands for.
+def refuse_unsupported(config: Any, model: Any = None) -> None:
+    """Raise ``CapabilityError`` for architectures known not to run as packed rows over a pool of cells.
 
-    Raises ``CapabilityError`` for architectures known not to run as packed rows over a pool of cells, before anything
-    is computed.
+    ``model`` is what ``config`` stands for, where it is loaded already; nothing is computed.
     """
     way_out = "use a GGUF file with the llama_cpp engine"
     if config.is_encoder_decoder:
@@ -137,7 +131,6 @@ def refuse_unsupported(config: Any, model: Any = None) -> Any:
         raise CapabilityError(f"{config.model_type} has recurrent state, which cannot be rolled back here; {way_out}")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise CapabilityError(f"{config.model_type} takes no position_ids, so rows cannot be packed; {way_out}")
-    return model_class
 
 
 def longest_context(config: Any) -> int | None:
