@@ -59,27 +59,23 @@ def test_a_server_answers_with_503_until_the_model_is_there() -> None:
         assert running.answer("/completion", {"prompt": "a", "n_predict": 1})["tokens_predicted"] == 1
 
 
-def test_how_far_the_measuring_is_is_told_meanwhile() -> None:
-    async def told() -> str:
-        reported, go_on = threading.Event(), threading.Event()
+async def test_how_far_the_measuring_is_is_told_meanwhile() -> None:
+    reported, go_on = threading.Event(), threading.Event()
 
-        def load(report: Callable[[float], None]) -> ServedModel:
-            report(0.25)
-            reported.set()
-            assert go_on.wait(WAIT_S)
-            return scripted()
+    def load(report: Callable[[float], None]) -> ServedModel:
+        report(0.25)
+        reported.set()
+        assert go_on.wait(WAIT_S)
+        return scripted()
 
-        host = ModelHost(load)
-        loading = asyncio.create_task(host.load())
-        await asyncio.to_thread(reported.wait, WAIT_S)
-        with pytest.raises(NotReadyError) as caught:
-            _ = host.served
-        go_on.set()
-        await loading
-        await host.close()
-        return str(caught.value)
-
-    assert asyncio.run(told()) == "Loading model: 25% of what it costs here is measured"
+    host = ModelHost(load)
+    loading = asyncio.create_task(host.load())
+    await asyncio.to_thread(reported.wait, WAIT_S)
+    with pytest.raises(NotReadyError, match=r"^Loading model: 25% of what it costs here is measured$"):
+        _ = host.served
+    go_on.set()
+    await loading
+    await host.close()
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(refused: Refused) -> None:

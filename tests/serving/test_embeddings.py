@@ -268,53 +268,49 @@ class Gate:
         self._let.release(count)
 
 
-def test_keys_take_turns_between_passes_and_who_waits_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_take_turns_between_passes_and_who_waits_is_bounded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = ServerOptions(api_key=("one", "two"), max_waiting=1)
     long = {"input": [[5] * 200] * 3}
     with hosted(lambda: serve(folder, MEAN), keys) as running:
         gate = Gate(embedder_of(running), monkeypatch)
 
-        async def ask() -> list[int]:
-            url = f"{running.url}/v1/embeddings"
-            async with httpx.AsyncClient(timeout=WAIT_S) as client:
+        url = f"{running.url}/v1/embeddings"
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
 
-                def post(key: str, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
-                    return asyncio.create_task(client.post(url, json=body, headers={"Authorization": f"Bearer {key}"}))
+            def post(key: str, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
+                return asyncio.create_task(client.post(url, json=body, headers={"Authorization": f"Bearer {key}"}))
 
-                first = post("one", long)
-                assert await asyncio.to_thread(gate.entered.acquire, timeout=WAIT_S)
-                second, other = post("one", {"input": [[6]]}), post("two", {"input": [[7]]})
-                while running.server._embedding.total() < 3:
-                    await asyncio.sleep(0)
-                refused = await post("one", {"input": [[8]]})
-                assert refused.json()["error"]["type"] == "rate_limit_error"
-                gate.let(5)
-                answers = [await task for task in (first, second, other)]
-                return [refused.status_code, *(answer.status_code for answer in answers)]
-
-        assert asyncio.run(ask()) == [429, 200, 200, 200]
+            first = post("one", long)
+            assert await asyncio.to_thread(gate.entered.acquire, timeout=WAIT_S)
+            second, other = post("one", {"input": [[6]]}), post("two", {"input": [[7]]})
+            while running.server._embedding.total() < 3:
+                await asyncio.sleep(0)
+            refused = await post("one", {"input": [[8]]})
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            gate.let(5)
+            answers = [await task for task in (first, second, other)]
+            assert [answer.status_code for answer in (refused, *answers)] == [429, 200, 200, 200]
         asked = [texts[0][0] for texts in gate.passes]
         assert sorted(asked) == [5, 5, 5, 6, 7]
         # The other key waits for one pass at most, whichever request came first.
         assert asked.index(7) <= 2
 
 
-def test_nothing_more_is_computed_for_a_client_that_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_more_is_computed_for_a_client_that_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted(lambda: serve(folder, MEAN)) as running:
         gate = Gate(embedder_of(running), monkeypatch)
 
-        async def leave() -> None:
-            async with httpx.AsyncClient(timeout=WAIT_S) as client:
-                body = {"input": [[5] * 200] * 4}
-                asked = asyncio.create_task(client.post(f"{running.url}/v1/embeddings", json=body))
-                assert await asyncio.to_thread(gate.entered.acquire, timeout=WAIT_S)
-                asked.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await asked
-            while running.server._embedding.total():
-                await asyncio.sleep(0)
-
-        asyncio.run(leave())
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            body = {"input": [[5] * 200] * 4}
+            asked = asyncio.create_task(client.post(f"{running.url}/v1/embeddings", json=body))
+            assert await asyncio.to_thread(gate.entered.acquire, timeout=WAIT_S)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        while running.server._embedding.total():
+            await asyncio.sleep(0)
         gate.let(2)
         assert len(running.answer("/v1/embeddings", {"input": [[9]]})["data"]) == 1
         assert [texts[0][0] for texts in gate.passes] == [5, 9]

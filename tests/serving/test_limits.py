@@ -454,7 +454,7 @@ def test_nothing_is_waited_for_after_the_end_of_a_body() -> None:
     assert not sent[-1]["more_body"]
 
 
-def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
+async def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
     settings = SecuritySettings(max_body_bytes=1000, keys=ApiKeys(["a", "b"]))
     going_on = asyncio.Event()
 
@@ -463,53 +463,47 @@ def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
         await going_on.wait()
         await answer(send, b"{}")
 
-    async def statuses() -> tuple[list[int], list[int], Sent]:
-        app = with_security(routes, settings)
+    app = with_security(routes, settings)
 
-        async def sent(key: str, body: bytes, more: bool = False) -> Sent:
-            parts, heard = [body_part(body, more=more)], Sent()
+    async def sent(key: str, body: bytes, more: bool = False) -> Sent:
+        parts, heard = [body_part(body, more=more)], Sent()
 
-            async def receive() -> Message:
-                if not parts:
-                    await asyncio.Event().wait()
-                return parts.pop()
+        async def receive() -> Message:
+            if not parts:
+                await asyncio.Event().wait()
+            return parts.pop()
 
-            await app(http_scope(authorization=f"Bearer {key}"), receive, heard)
-            return heard
+        await app(http_scope(authorization=f"Bearer {key}"), receive, heard)
+        return heard
 
-        # Half of one has not arrived; all of it that has is held.
-        slow = asyncio.create_task(sent("a", b"," * 400, more=True))
-        first = [asyncio.create_task(sent(key, b"," * 800)) for key in "aab"]
-        while not first[1].done():
-            await asyncio.sleep(0)
-        refused = first.pop(1).result()
-        going_on.set()
-        again = [asyncio.create_task(sent("a", b"," * 900))]
-        done = [(await one).status for one in first], [(await one).status for one in again]
-        slow.cancel()
-        return *done, refused
-
-    first, again, refused = asyncio.run(statuses())
-    assert first == [200, 200]
-    assert again == [200]
+    # Half of one has not arrived; all of it that has is held.
+    slow = asyncio.create_task(sent("a", b"," * 400, more=True))
+    first = [asyncio.create_task(sent(key, b"," * 800)) for key in "aab"]
+    while not first[1].done():
+        await asyncio.sleep(0)
+    refused = first.pop(1).result()
+    going_on.set()
+    again = asyncio.create_task(sent("a", b"," * 900))
+    assert [(await one).status for one in (*first, again)] == [200, 200, 200]
+    slow.cancel()
     assert refused.status == 429
     assert (b"retry-after", b"1") in refused[0]["headers"]
     assert "of each key half of what others leave" in refused.text
 
 
 @pytest.mark.parametrize("keys", [["a"], []])
-def test_without_keys_all_bodies_have_all_of_the_memory(keys: list[str]) -> None:
+async def test_without_keys_all_bodies_have_all_of_the_memory(keys: list[str]) -> None:
     """With one there still are requests without it."""
     settings = SecuritySettings(max_body_bytes=1000, keys=ApiKeys(keys))
-    statuses = asyncio.run(held_together(settings, [("a", [b"," * 1000])] * 4))
+    statuses = await held_together(settings, [("a", [b"," * 1000])] * 4)
     assert statuses == ([200, 429, 429, 429] if keys else [200, 200, 200, 429])
 
 
-def test_a_body_goes_on_with_the_memory_that_it_has() -> None:
+async def test_a_body_goes_on_with_the_memory_that_it_has() -> None:
     """However little others that came later leave."""
     settings = SecuritySettings(max_body_bytes=1000, keys=ApiKeys(["a", "b"]))
     sent = [("a", [b"," * 800, b""]), ("a", [b"," * 690]), ("b", [b"," * 600])]
-    assert asyncio.run(held_together(settings, sent)) == [200, 200, 200]
+    assert await held_together(settings, sent) == [200, 200, 200]
 
 
 async def held_together(settings: SecuritySettings, bodies: list[tuple[str, list[bytes]]]) -> list[int]:

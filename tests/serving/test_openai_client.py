@@ -280,7 +280,7 @@ def test_a_model_that_is_loading_is_an_internal_server_error_with_status_503() -
 # In an event loop
 
 
-def test_sixteen_answers_in_an_event_loop_are_those_of_one_after_the_other(
+async def test_sixteen_answers_in_an_event_loop_are_those_of_one_after_the_other(
     server: Hosted, client: openai.OpenAI
 ) -> None:
     def options(seed: int) -> dict[str, Any]:
@@ -294,8 +294,5 @@ def test_sixteen_answers_in_an_event_loop_are_those_of_one_after_the_other(
             text += chunk.choices[0].delta.content or ""
         return text
 
-    async def ask() -> list[str]:
-        async with server.async_client() as asking:
-            return await asyncio.gather(*(text_of(asking, seed) for seed in range(16)))
-
-    assert asyncio.run(ask()) == alone
+    async with server.async_client() as asking:
+        assert await asyncio.gather(*(text_of(asking, seed) for seed in range(16))) == alone

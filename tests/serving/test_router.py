@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -110,15 +110,7 @@ async def routed(
             os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(WAIT_S):
             await ended
-
-
-def run(check: Callable[[Router], Coroutine[Any, Any, None]], **given: Any) -> None:
-    async def body() -> None:
-        async with routed(**given) as router:
-            await check(router)
-        assert not [child for child in psutil.Process().children() if "played_model" in " ".join(child.cmdline())]
-
-    asyncio.run(body())
+    assert not [child for child in psutil.Process().children() if "played_model" in " ".join(child.cmdline())]
 
 
 class Fifo:
@@ -133,8 +125,8 @@ class Fifo:
         await asyncio.to_thread(Path(self.path).write_text, "go")
 
 
-def test_requests_go_to_the_model_that_they_name() -> None:
-    async def check(router: Router) -> None:
+async def test_requests_go_to_the_model_that_they_name() -> None:
+    async with routed(b={"aliases": ("also b",), "tags": ("word",)}) as router:
         assert set((await router.states()).values()) == {"unloaded"}
         assert "a, b, c" in await router.refusal("nobody", 404)
         assert "a, b, c" in await router.refusal(None, 400)
@@ -168,11 +160,9 @@ def test_requests_go_to_the_model_that_they_name() -> None:
         refused = await router.web.post("/v1/completions", json={"model": "b", "status": 418})
         assert (refused.status_code, refused.json()["model"]) == (418, "b")
 
-    run(check, b={"aliases": ("also b",), "tags": ("word",)})
 
-
-def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
-    async def check(router: Router) -> None:
+async def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
+    async with routed(options=ServerOptions(api_key=("one", "two"), grace_s=0.0)) as router:
         assert (await router.web.post("/v1/completions", json={"model": "a"})).status_code == 401
         for path in ("/v1/models", "/version", "/load", "/slots?model=a", "/tokenizer_info?model=a"):
             assert (await router.web.get(path)).status_code == 401
@@ -200,11 +190,9 @@ def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
         assert seen[0] == seen[2] != seen[1]
         assert "somebody else" not in seen
 
-    run(check, options=ServerOptions(api_key=("one", "two"), grace_s=0.0))
 
-
-def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_dies() -> None:
-    async def check(router: Router) -> None:
+async def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_dies() -> None:
+    async with routed() as router:
         whole = [*(f"data: {number} " for number in range(3)), "data: [DONE]"]
         assert await router.events("a") == whole
         before = (await router.ask("a"))["pid"]
@@ -250,11 +238,10 @@ def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_d
             ("c", None),
         ]
 
-    run(check)
 
+async def test_models_alternate_within_their_limit_and_nobody_is_lost() -> None:
+    async with routed(options=ServerOptions(models_max=1, grace_s=0.0, metrics=True)) as router:
 
-def test_models_alternate_within_their_limit_and_nobody_is_lost() -> None:
-    async def check(router: Router) -> None:
         async def client(number: int) -> None:
             for turn in range(4):
                 name = "ab"[(number + turn) % 2]
@@ -271,11 +258,9 @@ def test_models_alternate_within_their_limit_and_nobody_is_lost() -> None:
         assert 'paceline:model_requests_total{model_name="a"} 32.0' in scraped
         assert f'paceline:model_loads_total{{model_name="b"}} {loads["b"]}.0' in scraped
 
-    run(check, options=ServerOptions(models_max=1, grace_s=0.0, metrics=True))
 
-
-def test_what_is_unloaded_answers_what_it_was_asked_first(tmp_path: Path) -> None:
-    async def check(router: Router) -> None:
+async def test_what_is_unloaded_answers_what_it_was_asked_first(tmp_path: Path) -> None:
+    async with routed() as router:
         fifo = Fifo(tmp_path)
         await router.ask("a")
         streaming = asyncio.create_task(router.events("a", fifo=fifo.path, chunks=2))
@@ -292,13 +277,12 @@ def test_what_is_unloaded_answers_what_it_was_asked_first(tmp_path: Path) -> Non
         assert "not running" in await router.refusal("b", 400, path="/models/unload")
         assert "already" in await router.refusal("a", 400, path="/models/load")
 
-    run(check)
 
-
-def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "_PING_S", 0.01)
 
-    async def check(router: Router) -> None:
+    fifo = Fifo(tmp_path)
+    async with routed(words={"a": ("--slow", fifo.path)}) as router:
         # What is no whole number is for the model to refuse.
         body = {"model": "a", "stream": True, "sse_ping_interval": 1e-9}
         async with router.web.stream("POST", "/v1/completions", json=body) as answer:
@@ -318,12 +302,11 @@ def test_a_stream_that_waits_for_its_model_is_kept_alive(tmp_path: Path, monkeyp
         assert told[0] == "event: error"
         assert json.loads(told[1].removeprefix("data: "))["error"]["message"] == "played"
 
+
+async def test_a_model_that_hangs_while_it_is_loaded_is_ended_by_hand(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path)
-    run(check, words={"a": ("--slow", fifo.path)})
-
-
-def test_a_model_that_hangs_while_it_is_loaded_is_ended_by_hand(tmp_path: Path) -> None:
-    async def check(router: Router) -> None:
+    options = ServerOptions(models_max=1, grace_s=0.0)
+    async with routed(options, {"a": ("--slow", fifo.path)}, a={"stop_s": 1e6}) as router:
         waiting = [asyncio.create_task(router.refusal("a", 503, stream=stream)) for stream in (True, False)]
         while len(router.pool.models["a"].waiting) < 2:
             await asyncio.sleep(0)
@@ -335,38 +318,30 @@ def test_a_model_that_hangs_while_it_is_loaded_is_ended_by_hand(tmp_path: Path) 
         assert (await other)["model"] == "b"
         assert router.pool.models["a"].counts == {"loads": 1, "unloads": 1}
 
-    fifo = Fifo(tmp_path)
-    run(check, options=ServerOptions(models_max=1, grace_s=0.0), words={"a": ("--slow", fifo.path)}, a={"stop_s": 1e6})
 
-
-def test_a_key_stands_for_the_same_client_whenever_the_router_starts() -> None:
+async def test_a_key_stands_for_the_same_client_whenever_the_router_starts() -> None:
     seen: list[str] = []
-
-    async def check(router: Router) -> None:
-        for key in ("one", "two"):
-            answer = await router.web.post("/v1/completions", json={"model": "a"}, headers={"X-Api-Key": key})
-            seen.append(answer.json()["headers"]["x-paceline-client"])
-
     for keys in (("one", "two"), ("two", "one", "three"), ()):
-        run(check, options=ServerOptions(api_key=keys, grace_s=0.0))
+        async with routed(ServerOptions(api_key=keys, grace_s=0.0)) as router:
+            for key in ("one", "two"):
+                answer = await router.web.post("/v1/completions", json={"model": "a"}, headers={"X-Api-Key": key})
+                seen.append(answer.json()["headers"]["x-paceline-client"])
     assert seen[:2] == seen[2:4]
     assert seen[0] != seen[1]
     assert seen[4:] == ["", ""]
 
 
-def test_who_listens_to_what_becomes_of_models_does_not_hold_up_the_end() -> None:
-    async def check(router: Router) -> None:
+async def test_who_listens_to_what_becomes_of_models_does_not_hold_up_the_end() -> None:
+    async with routed(options=ServerOptions(grace_s=10 * WAIT_S)) as router:
         async with router.web.stream("GET", "/models/sse") as answer:
             await router.ask("a")
             os.kill(os.getpid(), signal.SIGTERM)
             events = [line async for line in answer.aiter_lines() if line]
         assert len(events) == 2
 
-    run(check, options=ServerOptions(grace_s=10 * WAIT_S))
 
-
-def test_why_a_model_cannot_be_loaded_is_told_in_one_line() -> None:
-    async def check(router: Router) -> None:
+async def test_why_a_model_cannot_be_loaded_is_told_in_one_line() -> None:
+    async with routed(words={"a": ("--broken",)}) as router:
         for _ in range(2):
             message = await router.refusal("a", 503, stream=True)
             assert message == "the model could not be loaded: the file is damaged: fetch it again"
@@ -374,11 +349,9 @@ def test_why_a_model_cannot_be_loaded_is_told_in_one_line() -> None:
         assert (status["value"], status["failed"], status["exit_code"]) == ("unloaded", True, 1)
         assert status["error"] == "the file is damaged: fetch it again"
 
-    run(check, words={"a": ("--broken",)})
 
-
-def test_who_leaves_has_nothing_done_for_them(tmp_path: Path) -> None:
-    async def check(router: Router) -> None:
+async def test_who_leaves_has_nothing_done_for_them(tmp_path: Path) -> None:
+    async with routed() as router:
         fifo = Fifo(tmp_path)
         await router.ask("a")
         for stream in (True, False):
@@ -397,11 +370,9 @@ def test_who_leaves_has_nothing_done_for_them(tmp_path: Path) -> None:
             assert answer.status_code == 200
         assert len((await router.ask("a", size=100_000))["text"]) == 100_000
 
-    run(check)
 
-
-def test_what_becomes_of_models_is_told_as_it_happens() -> None:
-    async def check(router: Router) -> None:
+async def test_what_becomes_of_models_is_told_as_it_happens() -> None:
+    async with routed() as router:
         async with router.web.stream("GET", "/models/sse") as answer:
             await router.ask("b", path="/models/load")
             seen = []
@@ -415,11 +386,10 @@ def test_what_becomes_of_models_is_told_as_it_happens() -> None:
                         break
         assert seen == [("b", "loading"), ("b", "loaded"), ("b", "unloaded")]
 
-    run(check)
 
-
-def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> None:
-    async def check(router: Router) -> None:
+async def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> None:
+    options = ServerOptions(models_autoload=False, models_max=3, grace_s=0.0, prefix="/llm")
+    async with routed(options=options, c={"loads_on_startup": True}) as router:
         await router.until("c", "loaded")
         assert "/models/load" in await router.refusal("a", 400)
         assert (await router.ask("a", path="/v1/completions?autoload=true"))["model"] == "a"
@@ -434,12 +404,10 @@ def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> None:
         routes = (await router.web.get("/openapi.json")).json()["paths"]
         assert {"/llm/models/load", "/llm/v1/chat/completions", "/llm/tokenize"} <= routes.keys()
 
-    options = ServerOptions(models_autoload=False, models_max=3, grace_s=0.0, prefix="/llm")
-    run(check, options=options, c={"loads_on_startup": True})
 
+async def test_a_list_that_cannot_be_read_again_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with routed() as router:
 
-def test_a_list_that_cannot_be_read_again_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(router: Router) -> None:
         def fail() -> dict[str, Any]:
             raise InputError("cannot read /secret/folder")
 
@@ -453,21 +421,16 @@ def test_a_list_that_cannot_be_read_again_stays_as_it_was(monkeypatch: pytest.Mo
         head = await router.web.head("/v1/models")
         assert (head.status_code, head.content) == (200, b"")
 
-    run(check)
 
-
-def test_what_the_router_takes_is_bounded() -> None:
-    async def check(router: Router) -> None:
+async def test_what_the_router_takes_is_bounded() -> None:
+    async with routed(options=replace(ServerOptions(grace_s=0.0), max_body=1)) as router:
         assert (await router.web.post("/v1/completions", content=b" " * (2 << 20))).status_code == 413
 
-    run(check, options=replace(ServerOptions(grace_s=0.0), max_body=1))
 
-
-def test_no_process_outlives_its_router() -> None:
+async def test_no_process_outlives_its_router() -> None:
     """However the router ends, the end of its pipe ends what it started."""
 
-    async def check() -> None:
-        program = f"""
+    program = f"""
 import asyncio, json, os, sys
 from paceline.serving.router.process import ModelProcess
 async def main():
@@ -479,11 +442,9 @@ async def main():
     await running
 asyncio.run(main())
 """
-        parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
-        assert parent.stdout is not None
-        child = psutil.Process(int(await parent.stdout.readline()))
-        parent.kill()
-        await parent.wait()
-        await asyncio.to_thread(child.wait, WAIT_S)
-
-    asyncio.run(check())
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    child = psutil.Process(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.wait()
+    await asyncio.to_thread(child.wait, WAIT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from benchmarks.server_soak.soaking import GRACE_S, LATE_S, soak
 
 
 @pytest.mark.long
-def test_two_hundred_clients_that_misbehave_leave_nothing_behind(tmp_path: Path) -> None:
-    figures = asyncio.run(soak(200, seed=11, log=tmp_path / "serve.log"))
+async def test_two_hundred_clients_that_misbehave_leave_nothing_behind(tmp_path: Path) -> None:
+    figures = await soak(200, seed=11, log=tmp_path / "serve.log")
     assert figures["requests"] == 200
     assert figures["exit_status"] == 0
     assert figures["seconds_from_sigterm_to_exit"] <= GRACE_S + LATE_S
