@@ -280,7 +280,7 @@ def takes_requests(url: str) -> bool:
 
 LOADING = """
 import sys
-import paceline.cli.serve as command
+import paceline.cli.setup as command
 from paceline.cli.main import main
 
 def load(*arguments, report, **options):
