@@ -333,7 +333,9 @@ def test_what_is_kept_fits_and_nothing_is_left_out_that_need_not_be(
     messages: list[dict[str, Any]], aim: int, beyond: int
 ) -> None:
     most = aim + beyond
-    leading = count_leading(messages)
+    others = (place for place, one in enumerate(messages) if one["role"] not in ("system", "developer"))
+    leading = next(others, len(messages))
+    assert count_leading(messages) == leading
     places = [place for place in turns_of(messages) if place > leading] or [leading]
     last = [*messages[:leading], *messages[places[-1] :]]
     kept = drop_oldest_turns(messages, count, most=most, aim=aim)
