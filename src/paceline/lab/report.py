@@ -194,7 +194,8 @@ def _make_grid(table: Table, left_out: Collection[str]) -> Grid:
         if index == 0 or table.columns[index] in table.wordy:
             grid.add_column(table.columns[index], overflow="fold")
         else:
-            grid.add_column(table.columns[index], justify="right", no_wrap=True)
+            # Figures are cut short where they may not wrap, so a table that has nothing to spare wraps them.
+            grid.add_column(table.columns[index], justify="right", no_wrap=bool(table.spare), overflow="fold")
     for row in table.rows:
         grid.add_row(*(Text(printable_line(row.cells[index])) for index in shown), style="green" if row.wins else None)
     return grid

@@ -81,6 +81,13 @@ def test_a_terminal_and_a_page_say_the_same(report: Report, candidates: list[Can
     assert "<b>broken" not in page
 
 
+def test_a_narrow_terminal_shows_every_figure(report: Report) -> None:
+    screen = StringIO()
+    print_report(Console(file=screen, width=60), report)
+    assert "…" not in screen.getvalue()
+    assert re.search("^all .*100", screen.getvalue(), re.MULTILINE)
+
+
 def test_charts_are_well_formed(report: Report) -> None:
     charts = re.findall(r"<figure>(.*?)</figure>", render_page(report), flags=re.DOTALL)
     assert len(charts) == 1 + 2 * 3
