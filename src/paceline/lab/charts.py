@@ -127,7 +127,7 @@ def draw_ratios(groups: Sequence[Group], about: str) -> str:
     values = [1.0]
     for ratio in (ratio for group in groups for ratio in group.ratios):
         values += [ratio.value, *(ratio.ends or ()), *([] if ratio.replayed is None else [ratio.replayed])]
-    scale = Scale(0.93 * min(values), 1.07 * max(values), 3.0, 97.0, logarithmic=True)
+    scale = Scale(0.93 * min(values), 1.07 * max(values), 8.0, 92.0, logarithmic=True)
     shown = [1.0]
     for value in _RATIO_TICKS:
         if scale.low <= value <= scale.high and all(abs(scale(value) - scale(one)) >= _TICKS_APART for one in shown):
