@@ -247,7 +247,7 @@ def test_under_nohup_a_second_signal_ends_the_server_at_once() -> None:
             assert next(lines)
             running.signal(signal.SIGTERM)
             poll(lambda: not takes_requests(running.url))
-            running.signal(signal.SIGINT)
+            running.signal(signal.SIGTERM)
             assert running.status() == 0
     assert not any("Traceback" in line for line in running.said)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,26 +142,37 @@ async def test_a_stream_that_runs_when_the_signal_comes_is_finished(caplog: pyte
     assert not errors(caplog)
 
 
+@contextlib.contextmanager
+def heeded(by: signal.Signals) -> Iterator[None]:
+    """Have a signal heeded, also where tests that run in the background or under nohup ignore it."""
+    before = signal.signal(by, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(by, before)
+
+
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_answers_that_the_end_of_the_server_cut_say_so(
     by: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with live(ServerOptions(grace_s=0.0), **ENDLESS) as server:
-        body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True}
-        whole = await server.send("/completion", body)
-        stream = await server.send("/v1/completions", {**body, "stream": True})
-        head = await stream.head()
-        await server.until(lambda: server.server.load().running == 2)
-        server.terminate(by)
-        answer = await whole.answer()
-        assert answer.status == 503
-        assert answer.head.headers["retry-after"]
-        said = b"".join([chunk async for chunk in stream.chunks(head)])
-        assert b'"unavailable_error"' in said
-        assert b"[DONE]" not in said
-        assert await server.ended == 1
-        for connection in (whole, stream):
-            connection.close()
+    with heeded(by):
+        async with live(ServerOptions(grace_s=0.0), **ENDLESS) as server:
+            body = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True}
+            whole = await server.send("/completion", body)
+            stream = await server.send("/v1/completions", {**body, "stream": True})
+            head = await stream.head()
+            await server.until(lambda: server.server.load().running == 2)
+            server.terminate(by)
+            answer = await whole.answer()
+            assert answer.status == 503
+            assert answer.head.headers["retry-after"]
+            said = b"".join([chunk async for chunk in stream.chunks(head)])
+            assert b'"unavailable_error"' in said
+            assert b"[DONE]" not in said
+            assert await server.ended == 1
+            for connection in (whole, stream):
+                connection.close()
     assert not errors(caplog)
 
 
