@@ -77,6 +77,8 @@ def test_other_things_are_one_clear_line(name: str) -> None:
     with pytest.raises(InputError) as caught:
         read_prompt(REFUSED[name], VOCABULARY)
     assert caught.value.field == "prompt"
+    has_rows = name in ("rows", "rows of an array", "three dimensions", "a row among numbers")
+    assert (" rows" in str(caught.value)) == has_rows
     assert "\n" not in str(caught.value)
 
 
