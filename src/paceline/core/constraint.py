@@ -17,8 +17,7 @@ import numpy as np
 
 from paceline.core.arrays import BoolArray
 from paceline.core.errors import ConstraintError
-from paceline.core.histories import num_common
-from paceline.core.reasoning import BudgetKeeper
+from paceline.core.reasoning import BudgetKeeper, num_common
 from paceline.core.tree import ROOT, DraftTree
 
 _KEPT: Final = 256

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from paceline.core.errors import SamplingError
-from paceline.core.histories import num_common
 from paceline.core.numbers import token_ids, truth_value, whole_number
 
 _NEVER: Final = sys.maxsize
@@ -202,3 +201,21 @@ def _ends_with(history: Sequence[int], first: int, end: int, wanted: tuple[int, 
     """Return whether ``history[first:end]`` ends with ``wanted``, which is not empty."""
     start = end - len(wanted)
     return start >= first and history[end - 1] == wanted[-1] and tuple(history[start:end]) == wanted
+
+
+def num_common(known: list[int], history: list[int], offset: int) -> int:
+    """Return with how many tokens of ``known`` the history goes on after ``offset``.
+
+    Slices are compared, as a loop over the tokens of a long text would take longer than all else about a row.
+    """
+    low, high = 0, min(len(known), len(history) - offset)
+    step = high
+    while step:
+        if history[offset + low : offset + low + step] == known[low : low + step]:
+            low += step
+            if low >= high:
+                break
+        else:
+            high = low + step - 1
+        step = (high - low + 1) // 2
+    return low
