@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
+from tests.interrupting import LineTracer
 
 from paceline.engines.cell_count import CellCount
 
@@ -71,26 +69,11 @@ def test_any_history_counts_what_sets_of_cells_count(seed: int) -> None:
 
 def interrupted_at(line: int, function: Callable[[], object]) -> bool:
     """Raise KeyboardInterrupt before the ``line``-th line of the module that a call runs; return whether it had one."""
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal lines
-        if frame.f_globals.get("__name__") != "paceline.engines.cell_count":
-            return None
-        if event == "line":
-            lines += 1
-            if lines == line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
     try:
-        function()
+        with LineTracer(line, CellCount.__module__):
+            function()
     except KeyboardInterrupt:
         return True
-    finally:
-        sys.settrace(None)
     return False
 
 

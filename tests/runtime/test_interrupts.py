@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -22,6 +19,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, blende
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
+from tests.interrupting import LineTracer
 
 VOCABULARY = ScriptedVocabulary.of_size(30)
 TARGET = random_model(30, seed=1, order=2)
@@ -69,36 +67,6 @@ def test_going_on_after_an_interrupt_gives_the_same_text(at: int) -> None:
     interrupted, interrupts = decode(Interruption(at))
     assert interrupts == 1
     assert interrupted == undisturbed
-
-
-class LineTracer:
-    """Raises KeyboardInterrupt before the ``at``-th line of the package that runs while it is active.
-
-    What opens sequences is left out: between the handle's birth and its reaching who is to know of it, some hundred
-    nanoseconds for each answer, an interrupt loses it.
-    """
-
-    def __init__(self, at: int) -> None:
-        self.lines = 0
-        self._at = at
-
-    def __enter__(self) -> None:
-        sys.settrace(self._enter)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        module = frame.f_globals.get("__name__", "")
-        return self._line if module.startswith("paceline.") and frame.f_code.co_name not in OPENING else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self._at:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._line
 
 
 def text_of(request: Request) -> str:
@@ -150,13 +118,13 @@ def decode_several(tracer: LineTracer, *, cancel_after: int = 4) -> list[Request
 
 
 def test_an_interrupt_at_any_line_of_a_round_changes_no_answer_and_leaves_nothing_behind() -> None:
-    uninterrupted = LineTracer(at=0)
+    uninterrupted = LineTracer(0, left_out=OPENING)
     undisturbed = decode_several(uninterrupted, cancel_after=50)
     assert uninterrupted.lines > 1000
     assert [request.stats.cached_tokens for request in undisturbed] == [0, 4, 4, 12], "forked, forked and restored"
     # Every line would take half an hour.
     for at in range(1, uninterrupted.lines, 601):
-        decoded = decode_several(LineTracer(at))
+        decoded = decode_several(LineTracer(at, left_out=OPENING))
         cancelled = decoded[2]
         for request, expected in zip(decoded, undisturbed, strict=True):
             if request is cancelled:
@@ -189,9 +157,9 @@ def test_an_interrupt_at_any_line_leaves_a_reasoning_budget_what_it_was() -> Non
                 said.append(keeper.forced(text))
         return said
 
-    uninterrupted = LineTracer(at=0)
+    uninterrupted = LineTracer(0, left_out=OPENING)
     undisturbed = ask(uninterrupted)
     assert undisturbed == [8, 8, 9, 9, 9]
     assert uninterrupted.lines > 200
     for at in range(1, uninterrupted.lines + 1):
-        assert ask(LineTracer(at)) == undisturbed, f"interrupted before line {at}"
+        assert ask(LineTracer(at, left_out=OPENING)) == undisturbed, f"interrupted before line {at}"
