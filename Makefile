@@ -62,11 +62,10 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Without what is marked long, with some of the random scenes, and with a share of the planner's tests interpreted.
+# Without what is marked long, and with some of the random scenes. The planner is tested as users get it, compiled;
+# `test-all` and `coverage` test its sources as they are. That it needs no engine is for `lint` to see.
 quick: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --quick $(SHARED)
-	PYTHONPATH=src $(BIN)/python -m pytest tests/planning tests/lab/replaying --quick --without-engines $(SHARED) \
-		--ignore tests/planning/test_auto.py
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
