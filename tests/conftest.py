@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.internal.conjecture.engine import ConjectureRunner
 
 import paceline
-from tests import tiers
+from tests import proofs, tiers
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=explore looks for new ones.
 _EXPLORE = settings(
@@ -26,7 +28,17 @@ settings.register_profile("explore", _EXPLORE)
 settings.register_profile("fixed", _EXPLORE, derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-SUMMARY_LINES = pytest.StashKey[list[str]]()
+KINDS = {
+    "proof": (
+        "runtime/test_lossless*",
+        "runtime/test_rejection*",
+        "runtime/test_preemption.py",
+        "runtime/test_sharing.py",
+    ),
+    "contract": ("*/test_contract.py", "serving/test_*_client.py"),
+    "end_to_end": ("cli/*", "serving/*", "surface/*", "page/*", "parity/*", "agents/*", "real/*", "test_*.py"),
+}
+"""Which kind of test a file has. One that is of none of them is a property if hypothesis runs it, and a unit else."""
 
 ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "accelerate")
 
@@ -56,7 +68,6 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[SUMMARY_LINES] = []
     tiers.choose(quick=config.getoption("--quick"))
     if config.getoption("--quick"):
         config.option.markexpr = config.option.markexpr or "not long"
@@ -79,6 +90,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if needed is not None and not config.getoption(needed) else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(_kind_of(item))
+
+
+def _kind_of(item: pytest.Item) -> str:
+    path = item.path.relative_to(Path(__file__).parent).as_posix()
+    for kind, patterns in KINDS.items():
+        if any(fnmatch(path, pattern) for pattern in patterns):
+            return kind
+    return "property" if is_hypothesis_test(getattr(item, "obj", None)) else "unit"
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    proofs.COUNTS[f"tests: {_kind_of(item)}"] += 1
+
+
+_run = ConjectureRunner.run
+
+
+def _run_and_count(runner: ConjectureRunner) -> None:
+    _run(runner)
+    proofs.COUNTS["examples of hypothesis"] += getattr(runner, "valid_test_cases", runner.call_count)
+
+
+ConjectureRunner.run = _run_and_count  # type: ignore[assignment]
+
+
 class _NotInstalled(MetaPathFinder):
     """Finds none of the engines' packages. (A ``None`` in ``sys.modules`` says so too, but scipy looks in there.)"""
 
@@ -97,15 +135,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand what is to be known to the process that prints it, where several share the tests."""
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["summary_lines"] = session.config.stash[SUMMARY_LINES]
+        output["proofs"] = proofs.LINES, dict(proofs.COUNTS)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[SUMMARY_LINES] += getattr(node, "workeroutput", {}).get("summary_lines", [])
+    lines, counts = getattr(node, "workeroutput", {}).get("proofs", ((), {}))
+    proofs.LINES.extend(lines)
+    proofs.COUNTS.update(counts)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests want to be known even when they pass, such as how many cases they compared."""
-    for line in config.stash[SUMMARY_LINES]:
+    for line in [*proofs.LINES, f"proved in all: {dict(sorted(proofs.COUNTS.items()))}"]:
         terminalreporter.write_line(line)

@@ -255,6 +255,14 @@ def decode(
     return answer
 
 
+def drain(loop: DecodingLoop) -> list[Emission]:
+    """Run a loop until nothing is left to do, and return all emissions."""
+    emissions = []
+    while loop.active:
+        emissions += loop.step()
+    return emissions
+
+
 def text_of(vocabulary: ScriptedVocabulary, token_ids: Sequence[int], rules: StopRules) -> str:
     """Return the text of an answer that was ended from outside after ``token_ids``."""
     stream = TextStream(rules.stop)

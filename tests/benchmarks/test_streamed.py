@@ -22,7 +22,7 @@ from benchmarks.streamed.passing import MMAP, STREAMED
 from paceline.core.errors import CapabilityError, EngineError, InputError
 from paceline.lab.inflate import LlamaShape, inflate
 from paceline.models.embedded import embedded_target
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 from tests.timing import WAIT_S
 
 LAYERS = 40
@@ -34,7 +34,7 @@ MB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model of some tens of MB, where boxes can be made."""
     path = tmp_path_factory.mktemp("models") / "small.gguf"
     shape = LlamaShape.from_gguf(embedded_target())
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         with box.groups(Limits(64 * MB), box.device_of(path)):
             pass
     except (CapabilityError, InputError) as error:
-        request.config.stash[SUMMARY_LINES].append(f"nothing was tested in a box: {error}")
+        LINES.append(f"nothing was tested in a box: {error}")
         pytest.skip(str(error))
     return path
 

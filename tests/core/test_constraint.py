@@ -14,6 +14,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.reasoning import BudgetKeeper, ReasoningBudget
 from paceline.core.sampling import RowSampler
 from tests.automaton import FORBIDDEN, AutomatonConstraint
+from tests.proofs import COUNTS
 
 SIZE = 5
 LINE = np.array([[1, FORBIDDEN, 0], [FORBIDDEN, 0, FORBIDDEN]])
@@ -29,6 +30,7 @@ def mask_of(keeper: ConstraintKeeper, history: list[int]) -> list[bool] | str | 
 
 
 def random_automaton(rng: random.Random) -> AutomatonConstraint:
+    COUNTS["automata"] += 1
     states = rng.randint(1, 4)
     return AutomatonConstraint(
         np.array([[rng.choice((FORBIDDEN, rng.randrange(states))) for _ in range(SIZE)] for _ in range(states)])

@@ -16,6 +16,7 @@ from scipy import stats
 from paceline.core.arrays import Float64Array
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise, row_keys, uniform_from_words
 from paceline.core.params import MAX_SEED
+from tests.proofs import chi_square
 
 ALPHA = 1e-6
 NUM = 40_000
@@ -52,7 +53,7 @@ WAYS = {"ids": along_ids, "positions": along_positions, "seeds": along_seeds, "c
 def dependence_p_value(first: Float64Array, second: Float64Array) -> float:
     """Return the p-value of a chi-square test of independence on a 16 x 16 grid."""
     grid, _, _ = np.histogram2d(first, second, bins=16, range=[[0, 1], [0, 1]])
-    return float(stats.chisquare(grid.ravel()).pvalue)
+    return chi_square(grid.ravel())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -24,6 +24,7 @@ from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.engines.tiny_models import write_block_head, write_eagle_head, write_model
+from tests.helpers import drain
 
 pytest.importorskip("llama_cpp")
 
@@ -101,8 +102,7 @@ def test_a_head_drafts_what_it_does_for_the_driver(tmp_path: Path, kind: str) ->
     )
     loop = DecodingLoop(target, [drafter], FixedPolicy(4), observers=[rounds])
     loop.add(target.vocabulary.tokenize(PROMPT), SamplingParams(temperature=0.0), StopRules(12))
-    while loop.active:
-        loop.step()
+    drain(loop)
     drafter.close()
     target.close()
     assert [rounds.drafted[start] for start in range(1, 5)] == DRAFTED[kind]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.conftest import SUMMARY_LINES
 from tests.helpers import CountingPool
+from tests.interrupting import LineTracer
+from tests.proofs import LINES
 from tests.timing import processor_s
 
 from paceline.core.errors import CapabilityError, ClosedError, EngineError, NoRoomError
@@ -367,31 +367,7 @@ def test_an_interrupt_loses_no_sequence(interrupted: str, monkeypatch: pytest.Mo
     assert list(engine._sequences) == [user.sequence]
 
 
-class LineTracer:
-    """Raises KeyboardInterrupt before the ``at``-th line of the pool that runs, and notes how many lines ran."""
-
-    def __init__(self, at: int) -> None:
-        self.lines = 0
-        self._at = at
-
-    def __enter__(self) -> None:
-        sys.settrace(self._enter)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        # Between the handle's birth at the engine and its entry Python does not look for interrupts.
-        left_out = frame.f_code.co_name in ("_fork", "_restore", "_open")
-        return self._line if frame.f_globals.get("__name__") == SequencePool.__module__ and not left_out else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self._at:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._line
+POOL_LINES = functools.partial(LineTracer, module=SequencePool.__module__, left_out=("_fork", "_restore", "_open"))
 
 
 @pytest.mark.parametrize("scene", ["alone", "beside another", "after another"])
@@ -407,7 +383,7 @@ def test_an_interrupt_at_any_line_of_opening_leaves_a_sequence_that_its_owner_ca
                 other.end()
         text = [1] * 50
         try:
-            with LineTracer(at):
+            with POOL_LINES(at):
                 pool.open(text, most=49)
         except KeyboardInterrupt:
             interrupted = True
@@ -429,7 +405,7 @@ def test_an_interrupt_at_any_line_of_a_release_leaves_a_sequence_to_go_on_with_o
             User(pool, engine, [2] * 40)
         user = User(pool, engine, [1] * 60, "a")
         try:
-            with LineTracer(at):
+            with POOL_LINES(at):
                 pool.release(user.sequence)
         except KeyboardInterrupt:
             interrupted = True
@@ -774,9 +750,9 @@ TestAnyHistoryOfARecurrentModel = AnyHistoryOfARecurrentModel.TestCase
 TestAnyHistoryOfARecurrentModel.settings = HISTORY
 
 
-def test_the_histories_did_all_there_is_to_do(request: pytest.FixtureRequest) -> None:
+def test_the_histories_did_all_there_is_to_do() -> None:
     if not SEEN:
         pytest.skip("the property tests did not run")
-    request.config.stash[SUMMARY_LINES].append(f"sequence pool: {dict(SEEN)}")
+    LINES.append(f"sequence pool: {dict(SEEN)}")
     assert SEEN["hits"] > SEEN["requests"] / 10
     assert min(SEEN[name] for name in ("saves", "restores", "evictions", "forks", "refused")) > 20, SEEN

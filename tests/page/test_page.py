@@ -9,9 +9,9 @@ from typing import Final, get_args
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.conftest import SUMMARY_LINES
 from tests.page.conftest import KEY, Halting
 from tests.page.visiting import PHONE, WIDE, Theme, serious, visiting
+from tests.proofs import LINES
 from tests.serving.hosted import Hosted
 
 LOOKS: Final = [(size, theme) for size in (WIDE, PHONE) for theme in get_args(Theme)]
@@ -521,7 +521,7 @@ def test_everybody_can_use_it(
         look(page, "server")
 
 
-def test_the_page_is_there_soon(browser: Browser, served_pair: Hosted, pytestconfig: pytest.Config) -> None:
+def test_the_page_is_there_soon(browser: Browser, served_pair: Hosted) -> None:
     times, sizes = [], []
     for _ in range(5):
         with visiting(browser, f"{served_pair.url}/") as page:
@@ -535,7 +535,7 @@ def test_the_page_is_there_soon(browser: Browser, served_pair: Hosted, pytestcon
                 )
             )
     times.sort()
-    pytestconfig.stash[SUMMARY_LINES].append(
+    LINES.append(
         f"page: ready {times[2]:.0f} ms after it was asked for ({times[0]:.0f} to {times[-1]:.0f}), {sizes[0]} bytes"
     )
     # A page of three libraries and no build step: more would be read before anything is shown.

@@ -45,7 +45,7 @@ from paceline.planning.auto.round_plan import RequestPlan, RoundPlan
 from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from tests.helpers import PLAIN_PARAMS, request_of
+from tests.helpers import PLAIN_PARAMS, drain, request_of
 from tests.planning.curves import CURVES, QUICK_CURVES, line, texts
 from tests.planning.helpers import AroundAuto, Curve, Skill, smooth, synthetic
 from tests.runtime.enumeration import DRAFT_3, TARGET_3, draft_of, markov_text, text_distribution, total_variation
@@ -543,8 +543,7 @@ def seconds_under_rejection(
     for seed in range(requests):
         params = replace(PLAIN_PARAMS, seed=seed)
         loop.add([seed % 12] * num_prompt, params, StopRules(num_tokens), SpeculationParams(verify="rejection"))
-    while loop.active:
-        loop.step()
+    drain(loop)
     return clock.now_s()
 
 
@@ -637,8 +636,7 @@ def test_trees_have_no_more_branches_than_the_engine_can_hold() -> None:
     policy = Watching(AutoPolicy(Curve(lambda rows: 1.0, lambda rows: 0.01), siblings=4, branches=2))
     loop = DecodingLoop(target, [DraftModelDrafter(draft, target_vocab_size=12)], policy, clock=clock)
     loop.add([1, 2], PLAIN_PARAMS, StopRules(200))
-    while loop.active:
-        loop.step()
+    drain(loop)
     assert most == 2
 
 
@@ -693,8 +691,7 @@ def test_requests_that_want_plain_decoding_get_it_and_enter_no_ledger() -> None:
     loop = DecodingLoop(target, [DraftModelDrafter(draft, target_vocab_size=12)], policy, clock=clock)
     params, plainly = replace(PLAIN_PARAMS, temperature=0.0), SpeculationParams(speculate=False)
     plain = loop.add([1, 2], params, StopRules(40), plainly)
-    while loop.active:
-        loop.step()
+    drain(loop)
     assert plain.stats.num_drafted == 0
     report = policy.report()
     assert not report.ledger
@@ -702,8 +699,7 @@ def test_requests_that_want_plain_decoding_get_it_and_enter_no_ledger() -> None:
     pair = [
         loop.add([number, 3], params, StopRules(100), how) for number, how in ((1, plainly), (2, SpeculationParams()))
     ]
-    while loop.active:
-        loop.step()
+    drain(loop)
     assert pair[0].stats.num_drafted == 0
     assert pair[1].stats.num_accepted > 40
 
@@ -732,8 +728,7 @@ def turns(options: Sequence[SpeculationParams], *, keeps: bool, num_prompt: int 
     for turn, speculation in enumerate(options):
         params = SamplingParams(0.8, seed=turn)
         request = loop.add(text, params, StopRules(100, ignore_end=True), speculation)
-        while loop.active:
-            loop.step()
+        drain(loop)
         requests.append(request)
         text = [*request.token_ids, 1, 2, 3]
     return requests

@@ -26,7 +26,7 @@ from paceline.planning.policies.profile_ev import ProfileEvPolicy
 from paceline.planning.registry import check_asked
 from paceline.planning.report import PlannerReport
 from paceline.runtime.loop import DecodingLoop
-from tests.helpers import ForcedDrafter
+from tests.helpers import ForcedDrafter, drain
 from tests.planning.helpers import Curve, smooth
 
 GREEDY = SamplingParams(0.0)
@@ -68,8 +68,7 @@ def counted(
     engine = ScriptedEngine(COUNTING, ScriptedVocabulary.of_size(10), trees=trees, cost=lambda rows, context: 10.0)
     loop = DecodingLoop(engine, drafters, loaded, clock=engine.clock)
     requests = [loop.add([0], GREEDY, StopRules(num_tokens), speculation) for speculation in asked]
-    while loop.active:
-        loop.step()
+    drain(loop)
     for request in requests:
         assert request.output_ids == [(k + 1) % 10 for k in range(num_tokens)]
     return requests
@@ -207,8 +206,7 @@ def planned(
         loop.add([number, 3], SamplingParams(0.8, seed=number), StopRules(count, ignore_end=True), speculation)
         for number, (speculation, count) in enumerate(asked)
     ]
-    while loop.active:
-        loop.step()
+    drain(loop)
     return policy, requests
 
 

@@ -21,6 +21,7 @@ from paceline.planning.costs.profiling import measure_profile
 from paceline.planning.policies.fixed import MAX_DRAFT
 from paceline.planning.registry import build_policy
 from paceline.runtime.loop import DecodingLoop
+from tests.helpers import drain
 from tests.planning.helpers import WaitingEngine
 
 FLOOR_S = 2.0
@@ -170,8 +171,7 @@ def test_a_good_draft_of_slow_passes_is_followed_far_at_once() -> None:
     )
     # Reading the prompt takes the draft 25 s, which is less than half of one of these rounds.
     loop.add([index % SIZE for index in range(500)], SamplingParams(0.0), StopRules(400))
-    while loop.active:
-        loop.step()
+    drain(loop)
     rounds = records.heard
     assert sum(rounds[0].emitted) == 0 or rounds[0].prefill_rows > 0
     decoding = [record for record in rounds if not record.prefill_rows]
@@ -196,6 +196,5 @@ def test_a_useless_draft_of_slow_passes_loses_next_to_nothing() -> None:
     policy = build_policy("auto", costs=costs)
     loop = DecodingLoop(engine, [DraftModelDrafter(draft, target_vocab_size=SIZE)], policy, clock=engine.clock)
     request = loop.add([1, 2, 3], SamplingParams(0.0), StopRules(100))
-    while loop.active:
-        loop.step()
+    drain(loop)
     assert request.stats.decode_s <= 1.03 * 10.0 * 99

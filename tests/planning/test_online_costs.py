@@ -13,6 +13,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_
 from paceline.planning.auto.online_costs import OnlineCosts
 from paceline.planning.auto.policy import AutoPolicy
 from paceline.runtime.loop import DecodingLoop
+from tests.helpers import drain
 from tests.planning.helpers import Curve, smooth, table
 
 CHUNK = 512
@@ -77,8 +78,7 @@ def test_the_loop_tells_the_planner_of_its_prompts() -> None:
     policy = AutoPolicy(smooth(1.0, 0.1))
     loop = DecodingLoop(engine, [], policy, clock=engine.clock)
     loop.add([0] * 12, SamplingParams(0.0), StopRules(9))
-    while loop.active:
-        loop.step()
+    drain(loop)
     # A round after so much context takes more than twice as long, as three chunks of prompt had foretold.
     assert policy.report().drift == pytest.approx(1.0, abs=0.05)
 

@@ -22,7 +22,7 @@ from paceline.core.errors import InputError
 from tests.chat.conversing import ControlledBytes
 from tests.chat.tool_calls.answers import BY_NAME, REFERRED, Message, added, is_referred, parser_of, tool
 from tests.chat.tool_calls.machine import CONTROL_IDS, text_of, written_at_random
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 from tests.real.conversations import SPECIAL
 
 NOW = tool("now", {})
@@ -48,7 +48,7 @@ def drawn(family: str, asked: list[dict[str, Any]], rng: random.Random, *, requi
             return added([*parser.push(before + text_of(token_ids).lstrip()), *parser.finish()])
 
 
-def test_calls_of_every_template_are_read_and_told_of(models: Path, pytestconfig: pytest.Config) -> None:
+def test_calls_of_every_template_are_read_and_told_of(models: Path) -> None:
     counts: Counter[str] = Counter()
     for file in sorted((models / "templates").glob("*.jinja")):
         template = ChatTemplate(file.read_text(encoding="utf-8"), origin=file.name, special_tokens=SPECIAL)
@@ -75,9 +75,7 @@ def test_calls_of_every_template_are_read_and_told_of(models: Path, pytestconfig
                 _check_history(reader, asked, answer, counts)
     assert sum(counts[name] for name in ("families known", "families unknown")) >= 70
     assert counts["told of"] > counts["refused in words"]
-    pytestconfig.stash[SUMMARY_LINES].append(
-        f"calls by chat templates: {', '.join(f'{name} {number}' for name, number in counts.items())}"
-    )
+    LINES.append(f"calls by chat templates: {', '.join(f'{name} {number}' for name, number in counts.items())}")
 
 
 def _check_history(reader: ChatPromptBuilder, asked: dict[str, Any], answer: Message, counts: Counter[str]) -> None:

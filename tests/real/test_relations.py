@@ -15,7 +15,7 @@ from paceline.lab.doctor.vocabulary_fit import align_tokenizers
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.vocabularies.relation import false_ends, relate_vocabularies
 from tests.chat.conversing import vocabulary_alone
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 
 AS_IS = {("phi-3", "llama-spm"), ("gpt-neox", "mpt"), ("qwen2", "qwen35")}
 
@@ -32,7 +32,7 @@ def vocabularies(models: Path, smollm2: Path) -> Iterator[dict[str, Vocabulary]]
         yield found
 
 
-def test_relatives_fit_and_no_others_do(vocabularies: dict[str, Vocabulary], pytestconfig: pytest.Config) -> None:
+def test_relatives_fit_and_no_others_do(vocabularies: dict[str, Vocabulary]) -> None:
     """StarCoder and SmolLM2 have as many ids, both "bpe"; Qwen3.5's test vocabulary is Qwen2's."""
     fits = {
         (target, draft): relation.fit
@@ -41,7 +41,7 @@ def test_relatives_fit_and_no_others_do(vocabularies: dict[str, Vocabulary], pyt
         if target != draft and (relation := relate_vocabularies(ours, theirs)).fits
     }
     assert fits == {pair: "as is" for pairs in (AS_IS, {(b, a) for a, b in AS_IS}) for pair in pairs}
-    pytestconfig.stash[SUMMARY_LINES].append(f"relations: {len(fits)} of {20 * 19} pairs of vocabularies fit")
+    LINES.append(f"relations: {len(fits)} of {20 * 19} pairs of vocabularies fit")
 
 
 def test_the_size_says_nothing(vocabularies: dict[str, Vocabulary]) -> None:

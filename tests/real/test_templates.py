@@ -23,7 +23,7 @@ from paceline.serving.messages_request import read_messages as read_messages_bod
 from paceline.serving.prompts import _usual_variables
 from paceline.serving.schema import MessagesBody, TemplateBody, validate_body
 from tests.chat.conversing import ControlledBytes
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 from tests.real.conversations import CONVERSATIONS, HISTORIES, SPECIAL, TOOLS, assistant, user
 from tests.serving.messages import CLAUDE_CODE
 
@@ -101,7 +101,7 @@ def test_no_question_is_left_out_for_its_role(models: Path) -> None:
     assert 0 < num_read < 140
 
 
-def test_templates_render_as_transformers_renders_them(models: Path, pytestconfig: pytest.Config) -> None:
+def test_templates_render_as_transformers_renders_them(models: Path) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     files = sorted((models / "templates").glob("*.jinja"))
@@ -137,7 +137,7 @@ def test_templates_render_as_transformers_renders_them(models: Path, pytestconfi
                 counts["refused by both" if ours is None else "equal"] += 1
                 if ours is not None:
                     rendered.add(file.name)
-    pytestconfig.stash[SUMMARY_LINES].append(
+    LINES.append(
         f"chat templates: {len(files)}, renderings equal to transformers': {counts['equal']}, "
         f"refused by both: {counts['refused by both']}, by their sandbox alone: {counts['refused by their sandbox']}"
     )
@@ -162,7 +162,7 @@ ON: list[dict[str, Any]] = [
 ]
 
 
-def test_settings_of_reasoning_are_taken_with_every_template(models: Path, pytestconfig: pytest.Config) -> None:
+def test_settings_of_reasoning_are_taken_with_every_template(models: Path) -> None:
     files = sorted((models / "templates").glob("*.jinja"))
     assert len(files) >= 70
     warned = 0
@@ -194,7 +194,5 @@ def test_settings_of_reasoning_are_taken_with_every_template(models: Path, pytes
             warned += bool(warnings)
             # What could not be followed has changed nothing, and is told.
             assert not warnings or prompt.text == plain.text, (file.name, setting)
-    pytestconfig.stash[SUMMARY_LINES].append(
-        f"settings of reasoning: {len(files) * len(OFF + ON)} taken, {warned} of them with a warning"
-    )
+    LINES.append(f"settings of reasoning: {len(files) * len(OFF + ON)} taken, {warned} of them with a warning")
     assert warned

@@ -17,7 +17,7 @@ from paceline.models.embedded import HELDOUT_KINDS, embedded_target, heldout
 from paceline.vocabularies.alignment import Alignment
 from paceline.vocabularies.mapping import TokenMapping, check_translation
 from tests.chat.conversing import vocabulary_alone
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 
 VOCABULARIES = ("llama-bpe", "llama-spm", "qwen2", "phi-3", "gpt-2", "deepseek-llm", "starcoder")
 MIN_AS_AT_ONCE = 0.97
@@ -33,9 +33,7 @@ def places(vocabulary: Vocabulary, token_ids: Sequence[int]) -> set[tuple[int, i
 
 
 @pytest.mark.parametrize("target_name", VOCABULARIES)
-def test_every_text_comes_back_in_the_tokens_of_another_vocabulary(
-    models: Path, target_name: str, request: pytest.FixtureRequest
-) -> None:
+def test_every_text_comes_back_in_the_tokens_of_another_vocabulary(models: Path, target_name: str) -> None:
     """Token by token of the target, and for the most part as the draft's own tokenizer has all of it at once."""
     shares = []
     with ExitStack() as opened:
@@ -61,7 +59,7 @@ def test_every_text_comes_back_in_the_tokens_of_another_vocabulary(
                 most += max(len(at_once), len(alignment.draft_ids))
             shares.append(same / most)
             assert shares[-1] >= MIN_AS_AT_ONCE, (name, shares[-1])
-    request.config.stash[SUMMARY_LINES].append(
+    LINES.append(
         f"translated: {target_name}'s texts came back in {len(shares)} vocabularies, at least {min(shares):.2%} of the "
         "tokens as of the whole text at once"
     )

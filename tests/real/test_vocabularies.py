@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from paceline.chat.messages import read_messages
 from paceline.chat.prompts import tokenize_rendered
 from paceline.chat.template import ChatTemplate
@@ -17,7 +15,7 @@ from paceline.chat.template_sources import find_template
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.loading import open_vocabulary
 from tests.chat.conversing import control_of, spellings, vocabulary_alone
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 from tests.real.conversations import CALLS, PLAIN, SYNTAX, TOOLS, TURNS, UNICODE, assistant, called, system, user
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -58,7 +56,7 @@ def conversation(text: str) -> list[dict[str, Any]]:
     return [system(text), user(text), assistant("ok"), user(text)]
 
 
-def test_user_text_never_becomes_a_control_token(models: Path, pytestconfig: pytest.Config) -> None:
+def test_user_text_never_becomes_a_control_token(models: Path) -> None:
     files = [file for file in sorted(models.glob("ggml-vocab-*.gguf")) if file.name not in OTHERS]
     assert len(files) == 17
     templates = {}
@@ -80,7 +78,7 @@ def test_user_text_never_becomes_a_control_token(models: Path, pytestconfig: pyt
                 for name, template in templates.items():
                     found = controls_of_prompt(template, text, vocabulary)
                     assert found == expected[name], f"{file.name}, {name}, {text!r}"
-    pytestconfig.stash[SUMMARY_LINES].append(
+    LINES.append(
         f"vocabularies: {len(files)} with {num_controls} control tokens, texts that spell them: {num_texts}, "
         f"each through {len(templates)} templates"
     )
@@ -108,9 +106,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-def test_smollm2_s_tokens_are_those_of_transformers(
-    smollm2: Path, transformers_tokenizer: Any, pytestconfig: pytest.Config
-) -> None:
+def test_smollm2_s_tokens_are_those_of_transformers(smollm2: Path, transformers_tokenizer: Any) -> None:
     """Read from the file by transformers' own means."""
     num_tokens = 0
     with open_vocabulary(smollm2) as vocabulary:
@@ -124,9 +120,7 @@ def test_smollm2_s_tokens_are_those_of_transformers(
                 text = template.render(read_messages(messages), add_generation_prompt=is_open)
                 assert tokenize_rendered(text, vocabulary, adds_opening=template.adds_opening) == theirs
                 num_tokens += len(theirs)
-    pytestconfig.stash[SUMMARY_LINES].append(
-        f"SmolLM2: {2 * len(CONVERSATIONS)} conversations of {num_tokens} tokens equal to transformers'"
-    )
+    LINES.append(f"SmolLM2: {2 * len(CONVERSATIONS)} conversations of {num_tokens} tokens equal to transformers'")
     assert num_tokens > 1000
 
 

@@ -12,11 +12,13 @@ from paceline.core.reasoning import ReasoningBudget
 from paceline.engines.scripted import ScriptedVocabulary
 from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import Answer
+from tests.proofs import COUNTS
 from tests.runtime.scenes import Asked
 
 
 def random_grammar(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) -> AutomatonConstraint:
     """Return an automaton in which some states leave a choice and some none, few of them not even a token."""
+    COUNTS["automata"] += 1
     size, num_states = vocabulary.size, rng.randint(1, 8)
     table = np.full((num_states + 1, size), FORBIDDEN)
     said = answer.token_ids

@@ -30,6 +30,7 @@ from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.runtime.loop import DecodingLoop
 from paceline.vocabularies.mapping import TokenMapping
 from tests.helpers import PLAIN_PARAMS, ForcedDrafter, softmax
+from tests.proofs import COUNTS
 
 Distribution: TypeAlias = dict[tuple[int, ...], float]
 
@@ -67,10 +68,12 @@ def _next_branch(weights: Sequence[float], after: int) -> int | None:
 
 def enumerate_outcomes(run: Callable[[Chooser], tuple[int, ...]]) -> Distribution:
     """Return the exact distribution of what ``run`` returns, by running it once for every sequence of choices."""
+    COUNTS["enumerations"] += 1
     outcomes: defaultdict[tuple[int, ...], float] = defaultdict(float)
     script: list[int] | None = []
     while script is not None:
         chooser = Chooser(script)
+        COUNTS["enumerated outcomes"] += 1
         outcomes[run(chooser)] += chooser.probability
         trace = chooser.trace
         script = None
@@ -172,6 +175,21 @@ def markov_text(logits: Float64Array, num_tokens: int, last: int = 0) -> Distrib
         steps = zip((last, *tokens), tokens, strict=False)
         text[tokens] = float(np.prod([probs[before, after] for before, after in steps]))
     return text
+
+
+def bias(
+    make_drafters: MakeDrafters,
+    policy: Policy,
+    *,
+    num_tokens: int = 4,
+    prompt: Sequence[int] = (0,),
+    expected: Distribution | None = None,
+    **how: Any,
+) -> float:
+    """Return how far a text of ``TARGET_3`` with drafts is from what it should be, by default the model's own."""
+    model = table_model(TARGET_3)
+    spoken = text_distribution(model, 3, make_drafters, policy, num_tokens=num_tokens, prompt=prompt, **how)
+    return total_variation(spoken, expected or markov_text(TARGET_3, num_tokens, last=prompt[-1]))
 
 
 def draft_of(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -29,22 +28,11 @@ from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.helpers import MoodyPolicy, decode, looping_model
 from tests.planning.helpers import Curve
+from tests.proofs import Tally
 
 NUM_REQUESTS = 16
 
 MAX_STEPS = 4000
-
-
-@dataclass
-class Tally:
-    """What the scenes compared, and how often the hard cases came up."""
-
-    scenes: int = 0
-    equal: int = 0
-    cancelled: int = 0
-    preemptions: int = 0
-    cached_tokens: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -179,20 +167,20 @@ class Reader:
 
     def check(self, tally: Tally) -> None:
         wanted, stats = self.wanted, self.request.stats
-        tally.preemptions += stats.preemptions
-        tally.cached_tokens += stats.cached_tokens
-        tally.reasons[str(self.finish_reason)] += 1
+        tally["preempted"] += stats.preemptions
+        tally["tokens not read again"] += stats.cached_tokens
+        tally[f"ended by {self.finish_reason}"] += 1
         if self.finish_reason == "cancelled":
             assert self.cancel_at is not None
             assert self.token_ids == wanted.token_ids[: len(self.token_ids)]
-            tally.cancelled += 1
+            tally["cut short"] += 1
             return
         assert self.token_ids == wanted.token_ids
         assert self.text == wanted.text
         assert self.finish_reason == wanted.finish_reason
         assert stats.predicted_tokens == len(stats.arrivals_s) == len(self.token_ids)
         assert stats.cached_tokens + stats.prompt_tokens == self.request.num_prompt
-        tally.equal += 1
+        tally["equal to plain decoding"] += 1
 
 
 def run(loop: DecodingLoop, engine: ScriptedEngine, turn: Sequence[Wanted], rng: random.Random, tally: Tally) -> None:
@@ -219,7 +207,7 @@ def run(loop: DecodingLoop, engine: ScriptedEngine, turn: Sequence[Wanted], rng:
         reader.check(tally)
 
 
-def play(seed: int, tally: Tally, prepare: Callable[[DecodingLoop, ScriptedEngine], object] | None = None) -> None:
+def play_seed(seed: int, tally: Tally, prepare: Callable[[DecodingLoop, ScriptedEngine], object] | None = None) -> None:
     scene = Scene(seed)
     loop, engine, pool = scene.loop()
     if prepare is not None:
@@ -229,4 +217,4 @@ def play(seed: int, tally: Tally, prepare: Callable[[DecodingLoop, ScriptedEngin
     assert pool.used_cells <= (engine.capabilities.cells or 1 << 30)
     pool.drop_all()
     assert not engine._sequences, "a sequence is left open"
-    tally.scenes += 1
+    tally["scenes"] += 1

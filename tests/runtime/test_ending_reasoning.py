@@ -15,7 +15,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from paceline.core.arrays import Float64Array
 from paceline.core.errors import BusyError
@@ -26,8 +25,8 @@ from paceline.drafters.base import DraftJob
 from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVocabulary, table_model
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from tests.conftest import SUMMARY_LINES
 from tests.helpers import PLAIN_PARAMS, Answer, ForcedDrafter, decode, softmax
+from tests.proofs import Tally
 from tests.reasoning_machine import Machine
 from tests.runtime.enumeration import (
     DRAFT_3,
@@ -48,11 +47,10 @@ from tests.runtime.scenes import (
     build_model,
     build_params,
     build_policy,
-    scenes,
+    play,
 )
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(150, quick=40)
 MAX_STEPS = 1000
 MIN_CASES = {
     "asked within": by_tier(1000, quick=250),
@@ -63,17 +61,6 @@ MIN_CASES = {
     "preempted later": by_tier(30, quick=5),
 }
 """Cases that the examples have to show."""
-
-
-class Tally:
-    def __init__(self) -> None:
-        self.finished = 0
-        self.cases: Counter[str] = Counter()
-
-
-@pytest.fixture(scope="module")
-def tally() -> Tally:
-    return Tally()
 
 
 @dataclasses.dataclass
@@ -121,9 +108,18 @@ def decode_plainly(engine: ScriptedEngine, asked: Asked) -> Answer:
     return plain
 
 
-@settings(max_examples=NUM_SCENES)
-@given(scene=scenes())
-def test_reasoning_that_is_ended_is_plain(scene: Scene, tally: Tally) -> None:
+def test_reasoning_that_is_ended_is_plain() -> None:
+    tally = Tally()
+
+    def check(scene: Scene) -> None:
+        end_reasoning_in(scene, tally)
+
+    play("ending", by_tier(150, quick=40), check)
+    tally.report("reasoning ended from outside", MIN_CASES)
+
+
+def end_reasoning_in(scene: Scene, tally: Tally) -> None:
+    tally["scenes"] += 1
     rng = random.Random(scene.seed)
     model = build_model(scene, rng)
     end_ids = rng.sample(range(scene.vocab_size), rng.randint(0, 2)) if scene.vocab_size > 4 else []
@@ -143,8 +139,8 @@ def test_reasoning_that_is_ended_is_plain(scene: Scene, tally: Tally) -> None:
             assert asked.answer.token_ids == expected.token_ids
             assert asked.answer.text == expected.text
             assert asked.answer.finish_reason == expected.finish_reason
-            count(asked, tally.cases)
-            tally.finished += 1
+            count(asked, tally)
+            tally["equal to plain decoding"] += 1
 
 
 def decode_together(
@@ -188,8 +184,8 @@ def decode_together(
                 if not each.ends:
                     each.preemptions = request.stats.preemptions
                 assert each.ends.setdefault(len(request.token_ids), is_open) == is_open
-                tally.cases["asked within" if is_open else "asked outside"] += 1
-                tally.cases["asked while it waits"] += is_open and request.sequence < 0 and request.num_output > 0
+                tally["asked within" if is_open else "asked outside"] += 1
+                tally["asked while it waits"] += is_open and request.sequence < 0 and request.num_output > 0
         for emission in loop.step():
             by_request[emission.request.id].answer.take(emission)
         if not loop.active:
@@ -197,7 +193,7 @@ def decode_together(
     pytest.fail(f"requests still run after {MAX_STEPS} steps")
 
 
-def count(asked: Asked, cases: Counter[str]) -> None:
+def count(asked: Asked, tally: Tally) -> None:
     """Count how the ends of reasoning and drafts met in an answer."""
     answer = asked.answer
     budget = answer.request.params.reasoning_budget
@@ -207,20 +203,11 @@ def count(asked: Asked, cases: Counter[str]) -> None:
         if answer.request.num_prompt + place in asked.ends:
             machine.end()
         if machine.forced is not None:
-            cases["drafted end accepted"] += source != SOURCE_TARGET
-            cases["end not drafted"] += source == SOURCE_TARGET and place > 0
+            tally["drafted end accepted"] += source != SOURCE_TARGET
+            tally["end not drafted"] += source == SOURCE_TARGET and place > 0
         machine.tell(token_id)
     if any(asked.ends.values()):
-        cases["preempted later"] += answer.request.stats.preemptions > asked.preemptions
-
-
-def test_enough_hard_cases_came_up(tally: Tally, request: pytest.FixtureRequest) -> None:
-    if not tally.finished:
-        pytest.skip("the property test did not run")
-    line = f"reasoning ended from outside: {tally.finished} requests equal to plain decoding, {dict(tally.cases)}"
-    request.config.stash[SUMMARY_LINES].append(line)
-    for case, least in MIN_CASES.items():
-        assert tally.cases[case] >= least, line
+        tally["preempted later"] += answer.request.stats.preemptions > asked.preemptions
 
 
 # --- rejection sampling ----------------------------------------------------------------------------------------------

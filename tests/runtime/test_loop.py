@@ -23,7 +23,7 @@ from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from paceline.runtime.scheduler import rollback_text
-from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode
+from tests.helpers import PLAIN_PARAMS, ForcedDrafter, decode, drain
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
@@ -52,14 +52,6 @@ def counting_loop(
     engine: ScriptedEngine, drafters: Sequence[Drafter] = (), policy: Policy = NO_SPECULATION
 ) -> DecodingLoop:
     return DecodingLoop(engine, drafters, policy, clock=engine.clock)
-
-
-def drain(loop: DecodingLoop) -> list[Emission]:
-    """Run a loop until nothing is left to do, and return all emissions."""
-    emissions = []
-    while loop.active:
-        emissions += loop.step()
-    return emissions
 
 
 def text_of_emissions(emissions: Sequence[Emission]) -> str:
@@ -149,8 +141,7 @@ def test_what_a_policy_takes_to_learn_is_part_of_the_next_round() -> None:
 
     loop = counting_loop(engine, [ForcedDrafter(lambda request: [[4]])], Learning(5))
     request = loop.add([0, 1, 2], GREEDY, StopRules(4))
-    while loop.active:
-        loop.step()
+    drain(loop)
     # The prompt's pass, one of two rows, and one of a row.
     assert [record.learning_s for record in records] == [0.0, 0.5, 0.5]
     assert [record.draft_s for record in records] == [0.0, 0.5, 0.5]
@@ -300,8 +291,7 @@ class TestManyRequests:
         engine = counting_engine()
         loop = counting_loop(engine)
         requests = [loop.add([start], GREEDY, StopRules(3)) for start in range(4)]
-        while loop.active:
-            loop.step()
+        drain(loop)
         assert len(engine.passes) == 3
         assert [request.output_ids for request in requests] == [
             [(start + k) % 10 for k in (1, 2, 3)] for start in range(4)

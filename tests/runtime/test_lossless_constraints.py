@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
 
 from paceline.core.arrays import BoolArray
 from paceline.core.errors import ConstraintError
@@ -23,38 +21,25 @@ from paceline.planning.base import Policy, RoundRecord
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.automaton import AutomatonConstraint
-from tests.conftest import SUMMARY_LINES
-from tests.helpers import PLAIN_PARAMS, ForcedDrafter, WatchingPolicy, decode
+from tests.helpers import PLAIN_PARAMS, ForcedDrafter, WatchingPolicy, decode, drain
+from tests.proofs import Tally
 from tests.runtime.amended import with_grammar
-from tests.runtime.scenes import Scene, Tally, check_scene, scenes
+from tests.runtime.scenes import EVERY_END, Scene, check_scene, play
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(250, quick=80)
 MIN_CASES = {
+    **EVERY_END,
     "forced accepted": by_tier(2000, quick=400),
     "said to be forced, and turned down": by_tier(200, quick=40),
     "habits accepted": by_tier(1000, quick=200),
     "habits turned down": by_tier(1000, quick=200),
     "drafts accepted beside": by_tier(4000, quick=800),
-    "ended by the grammar": by_tier(250, quick=50),
+    "ended by end": by_tier(250, quick=50),
     "reasoning, then grammar, in one round": by_tier(100, quick=5),
-    "no token left": by_tier(50, quick=5),
+    "ended by error": by_tier(50, quick=5),
+    "preempted": by_tier(150, quick=20),
 }
-"""Rounds or requests of each hard case that the examples have to show."""
-MIN_PREEMPTIONS = by_tier(150, quick=20)
-
-
-class ConstraintTally(Tally):
-    """What was compared, and which hard cases came up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cases: Counter[str] = Counter()
-
-
-@pytest.fixture(scope="module")
-def tally() -> ConstraintTally:
-    return ConstraintTally()
+"""Rounds or requests of each hard case that the examples have to show: every way in which a grammar and drafts meet."""
 
 
 class ConstraintWatch(WatchingPolicy):
@@ -100,10 +85,14 @@ class ConstraintWatch(WatchingPolicy):
             )
 
 
-@settings(max_examples=NUM_SCENES)
-@given(scene=scenes())
-def test_constrained_is_plain(scene: Scene, tally: ConstraintTally) -> None:
-    check_scene(scene, tally, amend=with_grammar, watch=lambda inner: ConstraintWatch(inner, tally.cases))
+def test_constrained_is_plain() -> None:
+    tally = Tally()
+
+    def check(scene: Scene) -> None:
+        check_scene(scene, tally, amend=with_grammar, watch=lambda inner: ConstraintWatch(inner, tally))
+
+    play("grammars", by_tier(250, quick=80), check)
+    tally.report("lossless, under grammars", MIN_CASES)
 
 
 class Exhausted(AutomatonConstraint):
@@ -140,26 +129,8 @@ def test_a_grammar_that_fails_ends_no_other_request() -> None:
         loop = DecodingLoop(engine, drafters, FixedPolicy(3), clock=engine.clock)
         failing = loop.add([0, 1], PLAIN_PARAMS, rules, constraint=constraint)
         other = loop.add([0, 1], PLAIN_PARAMS, rules)
-        while loop.active:
-            loop.step()
+        drain(loop)
         assert failing.finish_reason == "error"
         assert str(failing.error) == "too much"
         assert failing.output_ids == alone.token_ids[:4]
         assert (other.output_ids, other.finish_reason) == (alone.token_ids, alone.finish_reason)
-
-
-def test_enough_hard_cases_came_up(tally: ConstraintTally, request: pytest.FixtureRequest) -> None:
-    """A proof by examples needs enough examples of every way in which a grammar and drafts can meet."""
-    if not tally.finished:
-        pytest.skip("the property test did not run")
-    tally.cases["ended by the grammar"] = tally.reasons["end"]
-    tally.cases["no token left"] = tally.reasons["error"]
-    line = (
-        f"constraints: {tally.finished} requests equal to plain decoding, ended by {dict(tally.reasons)}, "
-        f"{tally.preemptions} preempted; by case {dict(tally.cases)}"
-    )
-    request.config.stash[SUMMARY_LINES].append(line)
-    for case, least in MIN_CASES.items():
-        assert tally.cases[case] >= least, line
-    assert tally.preemptions >= MIN_PREEMPTIONS
-    assert {"stop", "end", "length", "context"} <= set(tally.reasons)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.drafters.following import FollowingDrafter
@@ -28,13 +27,11 @@ from paceline.engines.scripted import (
     random_model,
 )
 from paceline.engines.state_track import StateTrack
-from tests.conftest import SUMMARY_LINES
 from tests.helpers import BlockHead, CacheHead, CountingPool, frozen
-from tests.runtime.scenes import CountingEngine, Scene, Setup, Tally, check_scene, scenes
+from tests.proofs import Tally
+from tests.runtime.scenes import PARTIAL, CountingEngine, Scene, Setup, check_scene, play
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(150, quick=60)
-MIN_PARTIAL_CASES = by_tier(600, quick=20)
 KNOWN = 4
 """Latest tokens that a state says."""
 
@@ -102,7 +99,7 @@ class Targets:
 
         if self._kind == "blocks":
             return self._make_block_head(scene, rng, vocabulary, say)
-        if self._kind == "target's cache":
+        if self._kind == "target cache":
             head = CacheHead(
                 self.latest,
                 say_of_cache,
@@ -167,35 +164,23 @@ class Targets:
         return drafter
 
 
-@pytest.fixture(scope="module")
-def tally() -> Tally:
-    return Tally()
+def play_with_heads(kind: str, tally: Tally) -> None:
+    def check(scene: Scene) -> None:
+        rng, targets = random.Random(scene.seed), Targets(kind)
+        setups = tuple(
+            dataclasses.replace(setup, drafters=(*(n for n in setup.drafters if n != "draft"), "draft")[-2:])
+            for setup in scene.setups
+        )
+        scene = dataclasses.replace(scene, vocab_size=min(scene.vocab_size, 250), setups=setups)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StateTrack.__init__, "__defaults__", (0, rng.choice((3, 2048))))
+            check_scene(scene, tally, draft_model=targets.make_head, make_engine=targets.make)
+
+    play(kind, by_tier(60, quick=24), check)
 
 
-@pytest.mark.parametrize("kind", ["own cache", "target's cache", "blocks"])
-@settings(max_examples=NUM_SCENES * 2 // 5)
-@given(scene=scenes())
-def test_speculative_is_plain(scene: Scene, tally: Tally, kind: str) -> None:
-    rng, targets = random.Random(scene.seed), Targets(kind)
-    setups = tuple(
-        dataclasses.replace(setup, drafters=(*(n for n in setup.drafters if n != "draft"), "draft")[-2:])
-        for setup in scene.setups
-    )
-    scene = dataclasses.replace(scene, vocab_size=min(scene.vocab_size, 250), setups=setups)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateTrack.__init__, "__defaults__", (0, rng.choice((3, 2048))))
-        check_scene(scene, tally, draft_model=targets.make_head, make_engine=targets.make)
-
-
-def test_enough_cases_ended_in_partial_rejection(tally: Tally, request: pytest.FixtureRequest) -> None:
-    """A proof by examples needs enough examples of the hard case."""
-    if not tally.finished:
-        pytest.skip("the property test did not run")
-    line = (
-        f"lossless with heads: {tally.finished} requests equal to plain decoding, {tally.partial} of them with partial "
-        f"rejection, {tally.bounded} of these on targets that take back rows of one pass alone, {tally.preemptions} "
-        "requests preempted"
-    )
-    request.config.stash[SUMMARY_LINES].append(line)
-    assert tally.partial >= MIN_PARTIAL_CASES, line
-    assert tally.preemptions > 0
+def test_speculative_is_plain() -> None:
+    tally = Tally()
+    for kind in ("own cache", "target cache", "blocks"):
+        play_with_heads(kind, tally)
+    tally.report("lossless, with heads", {PARTIAL: by_tier(600, quick=20), "preempted": 1})

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-from hypothesis import given, settings
-
 from paceline.core.request import Request
 from paceline.planning.base import Policy, RoundRecord
-from tests.conftest import SUMMARY_LINES
 from tests.helpers import WatchingPolicy
+from tests.proofs import Tally
 from tests.reasoning_machine import Machine
 from tests.runtime.amended import with_budget
-from tests.runtime.scenes import Scene, Tally, check_scene, scenes
+from tests.runtime.scenes import EVERY_END, Scene, check_scene, play
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(300, quick=80)
 MIN_CASES = {
+    **EVERY_END,
     "reached inside a draft": by_tier(2000, quick=300),
     "end partly drafted": by_tier(700, quick=130),
     "end split between rounds": by_tier(600, quick=150),
@@ -29,22 +26,9 @@ MIN_CASES = {
     "drafts refuted by the budget": by_tier(500, quick=80),
     "ended by itself": by_tier(1500, quick=200),
     "opened again": by_tier(3000, quick=400),
+    "preempted": by_tier(500, quick=100),
 }
-"""Rounds of each hard case that the examples have to show."""
-MIN_PREEMPTIONS = by_tier(500, quick=100)
-
-
-class ReasoningTally(Tally):
-    """What was compared, and which hard cases came up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cases: Counter[str] = Counter()
-
-
-@pytest.fixture(scope="module")
-def tally() -> ReasoningTally:
-    return ReasoningTally()
+"""Rounds or requests of each hard case that the examples have to show: every way in which a budget and drafts meet."""
 
 
 class ReasoningWatch(WatchingPolicy):
@@ -92,22 +76,11 @@ class ReasoningWatch(WatchingPolicy):
         )
 
 
-@settings(max_examples=NUM_SCENES)
-@given(scene=scenes())
-def test_reasoning_under_a_budget_is_plain(scene: Scene, tally: ReasoningTally) -> None:
-    check_scene(scene, tally, amend=with_budget, watch=lambda inner: ReasoningWatch(inner, tally.cases))
+def test_reasoning_under_a_budget_is_plain() -> None:
+    tally = Tally()
 
+    def check(scene: Scene) -> None:
+        check_scene(scene, tally, amend=with_budget, watch=lambda inner: ReasoningWatch(inner, tally))
 
-def test_enough_hard_cases_came_up(tally: ReasoningTally, request: pytest.FixtureRequest) -> None:
-    """A proof by examples needs enough examples of every way in which a budget and drafts can meet."""
-    if not tally.finished:
-        pytest.skip("the property test did not run")
-    line = (
-        f"reasoning: {tally.finished} requests equal to plain decoding, ended by {dict(tally.reasons)}, "
-        f"{tally.preemptions} preempted; rounds by case {dict(tally.cases)}"
-    )
-    request.config.stash[SUMMARY_LINES].append(line)
-    for case, least in MIN_CASES.items():
-        assert tally.cases[case] >= least, line
-    assert tally.preemptions >= MIN_PREEMPTIONS
-    assert {"stop", "end", "length", "context"} <= set(tally.reasons)
+    play("reasoning", by_tier(300, quick=80), check)
+    tally.report("lossless, under reasoning budgets", MIN_CASES)

@@ -7,40 +7,20 @@ answer that is rounded otherwise is not taken for a wrong one.
 
 from __future__ import annotations
 
-import dataclasses
-
-import pytest
-from hypothesis import given, settings
-
-from tests.conftest import SUMMARY_LINES
-from tests.engines.tiny_models import VOCABULARY_SIZE
-from tests.runtime.scenes import Scene, Tally, check_scene, scenes
+from tests.proofs import Tally
+from tests.runtime.scenes import PARTIAL, Scene, check_scene, play
 from tests.runtime.twins import Twins
 from tests.tiers import by_tier
 
-NUM_SCENES = by_tier(100, quick=16)
 
-
-@settings(max_examples=NUM_SCENES)
-@given(scene=scenes())
-def check(twins: Twins, tally: Tally, scene: Scene) -> None:
-    setups = tuple(dataclasses.replace(setup, trees=False) for setup in scene.setups)
-    check_scene(
-        dataclasses.replace(scene, vocab_size=VOCABULARY_SIZE, setups=setups),
-        tally,
-        make_model=lambda scene, rng: twins.model,
-        make_engine=twins.make,
-    )
-
-
-def test_speculative_is_plain_on_a_recurrent_model(twins: Twins, request: pytest.FixtureRequest) -> None:
+def test_speculative_is_plain_on_a_recurrent_model(twins: Twins) -> None:
     tally = Tally()
-    check(twins, tally)
-    line = (
-        f"lossless, recurrent: {tally.finished} requests equal to plain decoding, {tally.partial} with partial "
-        f"rejection, {tally.preemptions} preempted; {twins.num_rows} rows as read from the beginning, "
-        f"{twins.num_unequal} passes of unequal steps"
-    )
-    request.config.stash[SUMMARY_LINES].append(line)
-    assert tally.partial >= by_tier(200, quick=30), line
-    assert twins.num_unequal >= by_tier(1000, quick=150), line
+
+    def check(scene: Scene) -> None:
+        check_scene(twins.shaped(scene), tally, make_model=twins.make_model, make_engine=twins.make)
+
+    play("recurrent", by_tier(100, quick=16), check)
+    tally["rows as read from the beginning"] = twins.num_rows
+    tally["passes of unequal steps"] = twins.num_unequal
+    least = {PARTIAL: by_tier(200, quick=30), "passes of unequal steps": by_tier(1000, quick=150)}
+    tally.report("lossless, recurrent", least)

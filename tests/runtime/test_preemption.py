@@ -15,9 +15,6 @@ import random
 from collections import Counter
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
-
 from paceline.core.logprobs import LogprobParams
 from paceline.core.params import StopRules
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -26,13 +23,11 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random
 from paceline.engines.sequence_pool import SequencePool
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from tests.conftest import SUMMARY_LINES
-from tests.engines.tiny_models import VOCABULARY_SIZE
-from tests.helpers import PLAIN_PARAMS, Answer
+from tests.helpers import PLAIN_PARAMS, Answer, drain
+from tests.proofs import Tally
 from tests.runtime.amended import with_budget, with_grammar
-from tests.runtime.scenes import Asked, Scene, Tally, check_scene, scenes
-from tests.runtime.shared_scenes import Tally as SharingTally
-from tests.runtime.shared_scenes import play
+from tests.runtime.scenes import Asked, Scene, check_scene, play
+from tests.runtime.shared_scenes import play_seed
 from tests.runtime.squeezing import Squeeze, at_random
 from tests.runtime.twins import Twins
 from tests.tiers import by_tier
@@ -56,7 +51,7 @@ class Squeezes:
         self._all: list[Squeeze] = []
 
     def put_on(self, rng: random.Random, loop: DecodingLoop, engine: Engine) -> None:
-        squeeze = Squeeze(at_random(rng))
+        squeeze = Squeeze(at_random(rng, share=0.75))
         squeeze.put_on(loop, engine)
         self._all.append(squeeze)
 
@@ -76,8 +71,7 @@ def amend(rng: random.Random, answer: Answer, vocabulary: ScriptedVocabulary) ->
     asked = Asked(answer.request.params, answer.request.rules)
     kind = rng.randrange(3)
     if kind:
-        change = with_grammar if kind == 1 else with_budget
-        asked = change(rng, answer, vocabulary)
+        asked = (with_grammar if kind == 1 else with_budget)(rng, answer, vocabulary)
     return asked._replace(logprobs=LogprobParams(rng.choice((None, 0, 3)), rng.random() < 0.5))
 
 
@@ -86,7 +80,11 @@ def check(scene: Scene, tally: Tally, squeezes: Squeezes, **how: Any) -> None:
     prepare = functools.partial(squeezes.put_on, random.Random(scene.seed))
     # Of several requests, and not the shortest.
     check_scene(
-        dataclasses.replace(scene, calm=True, setups=scene.setups[:2]), tally, amend=amend, prepare=prepare, **how
+        dataclasses.replace(scene, calm=True, short_context=False, setups=scene.setups[:2]),
+        tally,
+        amend=amend,
+        prepare=prepare,
+        **how,
     )
 
 
@@ -99,8 +97,7 @@ def test_what_a_prompt_has_read_itself_was_in_no_cache() -> None:
     first = loop.add([1, 2, 3], PLAIN_PARAMS, StopRules(20))
     loop.step()
     second = loop.add([4] * 5 + [5] * 25, PLAIN_PARAMS, StopRules(5))
-    while loop.active:
-        loop.step()
+    drain(loop)
     assert (first.stats.preemptions, second.stats.preemptions) == (0, 1)
     assert (second.stats.cached_tokens, second.stats.prompt_tokens) == (0, 30)
 
@@ -116,59 +113,39 @@ def test_who_has_to_read_again_waits_for_one_that_fills_the_cache_meanwhile() ->
         Squeeze(itertools.chain([0] * squeezed, [2], itertools.repeat(0))).put_on(loop, engine)
         long, short = StopRules(26), StopRules(8)
         requests = [loop.add([1, 2, 3], PLAIN_PARAMS, long), loop.add([4] * length, PLAIN_PARAMS, short)]
-        while loop.active:
-            loop.step()
+        drain(loop)
         assert [request.finish_reason for request in requests] == ["length", "length"]
         num_preempted += requests[1].stats.preemptions
     assert num_preempted > 0
 
 
-def report(request: pytest.FixtureRequest, what: str, squeezes: Squeezes, compared: int) -> None:
+def report(what: str, tally: Tally, squeezes: Squeezes) -> None:
     """Fail unless most requests lost their places, and in each of the hard cases."""
-    line = (
-        f"preempted, {what}: {compared} requests equal to plain decoding, {squeezes.num_requests} of which lost their "
-        f"places; {dict(squeezes.cases)}"
-    )
-    request.config.stash[SUMMARY_LINES].append(line)
-    assert 2 * squeezes.num_requests > compared, line
-    for case, least in MIN_CASES.items():
-        assert squeezes.cases[case] >= least * compared, line
+    compared = tally["equal to plain decoding"]
+    tally.update(squeezes.cases)
+    tally["lost their places"] = squeezes.num_requests
+    least = {case: share * compared for case, share in MIN_CASES.items()}
+    tally.report(f"preempted, {what}", {"lost their places": compared / 2, **least})
 
 
-def test_texts_grammars_and_reasoning(request: pytest.FixtureRequest) -> None:
+def test_texts_grammars_and_reasoning() -> None:
     tally, squeezes = Tally(), Squeezes()
 
-    @settings(max_examples=NUM_SCENES)
-    @given(scene=scenes())
-    def played(scene: Scene) -> None:
-        check(scene, tally, squeezes)
-
-    played()
-    report(request, "alone", squeezes, tally.finished)
+    play("preempted", NUM_SCENES, functools.partial(check, tally=tally, squeezes=squeezes))
+    report("alone", tally, squeezes)
 
 
-def test_a_recurrent_state(twins: Twins, request: pytest.FixtureRequest) -> None:
+def test_a_recurrent_state(twins: Twins) -> None:
     """Each row of the real model is held to that of a reading from the beginning."""
     tally, squeezes = Tally(), Squeezes()
 
-    @settings(max_examples=NUM_SCENES // 5)
-    @given(scene=scenes())
-    def played(scene: Scene) -> None:
-        setups = tuple(dataclasses.replace(setup, trees=False) for setup in scene.setups)
-        check(
-            dataclasses.replace(scene, vocab_size=VOCABULARY_SIZE, setups=setups),
-            tally,
-            squeezes,
-            make_model=lambda scene, rng: twins.model,
-            make_engine=twins.make,
-        )
-
-    played()
-    report(request, "recurrent", squeezes, tally.finished)
+    how = {"make_model": twins.make_model, "make_engine": twins.make}
+    play("recurrent preemption", NUM_SCENES // 4, lambda scene: check(twins.shaped(scene), tally, squeezes, **how))
+    report("recurrent", tally, squeezes)
 
 
-def test_beginnings_are_shared_and_what_was_read_is_kept(request: pytest.FixtureRequest) -> None:
-    tally, squeezes = SharingTally(), Squeezes()
+def test_beginnings_are_shared_and_what_was_read_is_kept() -> None:
+    tally, squeezes = Tally(), Squeezes()
     for seed in range(NUM_SCENES // 4):
-        play(seed, tally, functools.partial(squeezes.put_on, random.Random(seed)))
-    report(request, "sharing", squeezes, tally.equal)
+        play_seed(seed, tally, functools.partial(squeezes.put_on, random.Random(seed)))
+    report("sharing", tally, squeezes)

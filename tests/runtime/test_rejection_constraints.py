@@ -15,7 +15,7 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.constraint import ConstraintKeeper
 from paceline.core.tree import DraftTree
 from paceline.core.verify import Proposal, RejectionVerifier
-from paceline.engines.scripted import table_model
+from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.automaton import FORBIDDEN, AutomatonConstraint
 from tests.helpers import softmax
@@ -26,9 +26,8 @@ from tests.runtime.enumeration import (
     TARGET_3,
     Distribution,
     MakeDrafters,
+    bias,
     draft_of,
-    text_distribution,
-    total_variation,
 )
 from tests.tiers import some_long
 
@@ -60,6 +59,18 @@ def constrained_text(logits: Float64Array, name: str, last: int) -> Distribution
     return text
 
 
+def bias_under(name: str, make_drafters: MakeDrafters, policy: Policy) -> float:
+    expected = constrained_text(TARGET_3, name, last=0)
+    return bias(
+        make_drafters,
+        policy,
+        num_tokens=NUM_TOKENS,
+        prompt=(0, 1, 0),
+        expected=expected,
+        constraint=GRAMMARS[name],
+    )
+
+
 DRAFTERS: dict[str, MakeDrafters] = {
     "draft": lambda: [draft_of(DRAFT_3)],
     "grammar alone": list,
@@ -75,32 +86,17 @@ DRAFTERS: dict[str, MakeDrafters] = {
     ),
 )
 def test_drafts_under_a_grammar_are_exact(name: str, drafters: str, siblings: int) -> None:
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        DRAFTERS[drafters],
-        FixedPolicy(2, siblings=siblings),
-        num_tokens=NUM_TOKENS,
-        prompt=(0, 1, 0),
-        constraint=GRAMMARS[name],
-    )
-    assert total_variation(spoken, constrained_text(TARGET_3, name, last=0)) < EXACT
+    assert bias_under(name, DRAFTERS[drafters], FixedPolicy(2, siblings=siblings)) < EXACT
 
 
 @pytest.mark.parametrize(("draft_size", "unshared_ids"), [(3, [1]), (2, [])])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_draft_that_lacks_allowed_tokens_is_exact(name: str, draft_size: int, unshared_ids: list[int]) -> None:
     """A draft proposes nothing where the grammar allows no token that it has."""
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        lambda: [draft_of(DRAFT_3[:, :draft_size], 3, unshared_ids)],
-        FixedPolicy(2, p_min=0.5),
-        num_tokens=NUM_TOKENS,
-        prompt=(0, 1, 0),
-        constraint=GRAMMARS[name],
+    assert (
+        bias_under(name, lambda: [draft_of(DRAFT_3[:, :draft_size], 3, unshared_ids)], FixedPolicy(2, p_min=0.5))
+        < EXACT
     )
-    assert total_variation(spoken, constrained_text(TARGET_3, name, last=0)) < EXACT
 
 
 def test_the_enumeration_sees_drafts_that_are_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,32 +116,14 @@ def test_the_enumeration_sees_drafts_that_are_not_masked(monkeypatch: pytest.Mon
         return [replace(proposal, draft_probs=softmax(logits.astype(np.float64))) for proposal in proposals]
 
     monkeypatch.setattr(RejectionVerifier, "propose", masked_later)
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        DRAFTERS["draft"],
-        FixedPolicy(2),
-        num_tokens=NUM_TOKENS,
-        prompt=(0, 1, 0),
-        constraint=GRAMMARS[name],
-    )
-    assert total_variation(spoken, constrained_text(TARGET_3, name, last=0)) > 0.01
+    assert bias_under(name, DRAFTERS["draft"], FixedPolicy(2)) > 0.01
 
 
 def test_forbidden_drafts_that_are_verified_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """That they are dropped saves rows: the walk would turn them down."""
     monkeypatch.setattr(ConstraintKeeper, "allowed_nodes", lambda self, tree, history: list(range(1, len(tree))))
     name = "no token twice in a row"
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        MERGES["forced before draft"],
-        FixedPolicy(2),
-        num_tokens=NUM_TOKENS,
-        prompt=(0, 1, 0),
-        constraint=GRAMMARS[name],
-    )
-    assert total_variation(spoken, constrained_text(TARGET_3, name, last=0)) < EXACT
+    assert bias_under(name, MERGES["forced before draft"], FixedPolicy(2)) < EXACT
 
 
 def test_only_what_the_grammar_allows_is_left_of_a_tree() -> None:

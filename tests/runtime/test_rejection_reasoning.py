@@ -6,16 +6,16 @@ Enumerated as in ``test_rejection.py``, with drafts that open a reasoning, spend
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
 
 from paceline.core.arrays import Float64Array
-from paceline.core.params import SamplingParams
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.sampling import RowSampler
-from paceline.engines.scripted import table_model
+from paceline.planning.base import Policy
 from paceline.planning.policies.fixed import FixedPolicy
 from tests.helpers import PLAIN_PARAMS, softmax
 from tests.reasoning_machine import Machine
@@ -25,9 +25,9 @@ from tests.runtime.enumeration import (
     MERGES,
     TARGET_3,
     Distribution,
+    MakeDrafters,
+    bias,
     draft_of,
-    text_distribution,
-    total_variation,
 )
 from tests.tiers import some_long
 
@@ -56,8 +56,10 @@ def budgeted_text(logits: Float64Array, budget: ReasoningBudget, last: int) -> D
     return text
 
 
-def with_budget(name: str) -> SamplingParams:
-    return dataclasses.replace(PLAIN_PARAMS, reasoning_budget=BUDGETS[name])
+def bias_under(name: str, make_drafters: MakeDrafters, policy: Policy, prompt: Sequence[int] = (1, 0)) -> float:
+    params = dataclasses.replace(PLAIN_PARAMS, reasoning_budget=BUDGETS[name])
+    expected = budgeted_text(TARGET_3, BUDGETS[name], last=0)
+    return bias(make_drafters, policy, num_tokens=NUM_TOKENS, prompt=prompt, expected=expected, params=params)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +67,7 @@ def with_budget(name: str) -> SamplingParams:
     some_long(product(BUDGETS, (1, 2)), quick=[*((name, 1) for name in BUDGETS), ("begun by the prompt", 2)]),
 )
 def test_a_draft_model_under_a_budget_is_exact(name: str, siblings: int) -> None:
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        lambda: [draft_of(DRAFT_3)],
-        FixedPolicy(2, siblings=siblings),
-        params=with_budget(name),
-        num_tokens=NUM_TOKENS,
-        prompt=(1, 0),
-    )
-    assert total_variation(spoken, budgeted_text(TARGET_3, BUDGETS[name], last=0)) < EXACT
+    assert bias_under(name, lambda: [draft_of(DRAFT_3)], FixedPolicy(2, siblings=siblings)) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -86,32 +79,14 @@ def test_a_draft_model_under_a_budget_is_exact(name: str, siblings: int) -> None
 )
 def test_several_drafters_under_a_budget_are_exact(name: str, drafters: str) -> None:
     """Drafters that know of no budget propose what it forbids."""
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        MERGES[drafters],
-        FixedPolicy(2),
-        params=with_budget(name),
-        num_tokens=NUM_TOKENS,
-        prompt=(0, 1, 0),
-    )
-    assert total_variation(spoken, budgeted_text(TARGET_3, BUDGETS[name], last=0)) < EXACT
+    assert bias_under(name, MERGES[drafters], FixedPolicy(2), prompt=(0, 1, 0)) < EXACT
 
 
 @pytest.mark.parametrize(("draft_size", "unshared_ids"), [(3, [1]), (2, [])])
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_draft_that_lacks_the_end_is_exact(name: str, draft_size: int, unshared_ids: list[int]) -> None:
     """A draft proposes nothing where it has no such token, or another one of that id."""
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        lambda: [draft_of(DRAFT_3[:, :draft_size], 3, unshared_ids)],
-        FixedPolicy(2),
-        params=with_budget(name),
-        num_tokens=NUM_TOKENS,
-        prompt=(1, 0),
-    )
-    assert total_variation(spoken, budgeted_text(TARGET_3, BUDGETS[name], last=0)) < EXACT
+    assert bias_under(name, lambda: [draft_of(DRAFT_3[:, :draft_size], 3, unshared_ids)], FixedPolicy(2)) < EXACT
 
 
 def test_the_enumeration_sees_a_budget_that_drafts_do_not_count_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +97,4 @@ def test_the_enumeration_sees_a_budget_that_drafts_do_not_count_for(monkeypatch:
         return keep(self, history[:-1])
 
     monkeypatch.setattr(RowSampler, "forced", wrong)
-    spoken = text_distribution(
-        table_model(TARGET_3),
-        3,
-        lambda: [draft_of(DRAFT_3)],
-        FixedPolicy(2),
-        params=with_budget("an end of two tokens"),
-        num_tokens=NUM_TOKENS,
-        prompt=(1, 0),
-    )
-    assert total_variation(spoken, budgeted_text(TARGET_3, BUDGETS["an end of two tokens"], last=0)) > 0.01
+    assert bias_under("an end of two tokens", lambda: [draft_of(DRAFT_3)], FixedPolicy(2)) > 0.01

@@ -20,7 +20,7 @@ from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, table_
 from paceline.planning.base import Policy, PolicyBase, RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
-from tests.helpers import ForcedDrafter
+from tests.helpers import ForcedDrafter, drain
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
@@ -120,11 +120,6 @@ def loop_of(
     growth: int = 16,
 ) -> DecodingLoop:
     return DecodingLoop(engine, drafters, policy, clock=engine.clock, prompt_rounds=prompt_rounds, growth=growth)
-
-
-def drain(loop: DecodingLoop) -> None:
-    while loop.active:
-        loop.step()
 
 
 class TestWaiting:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +28,9 @@ MUTATORS = {
     "add", "append", "clear", "extend", "flush", "insert", "pop", "push", "push_control", "push_token", "remove",
     "reverse", "sort", "subtract", "update",
 }  # fmt: skip
+
+NAMED = re.compile(rf"requests?\b[^\n]*\.({'|'.join(Request.__slots__)})\b|\bRequest\(|\bsetattr\(")
+"""What every text has that writes a request, or makes one."""
 
 Chain = tuple[str, ...]
 
@@ -135,9 +139,11 @@ def modules() -> list[str]:
 
 
 def test_nobody_but_the_loop_writes_a_request() -> None:
-    names = modules()
-    assert len(names) > 200
-    found = {name: writes for name in names if (writes := writes_in((ROOT / name).read_text(encoding="utf-8")))}
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in modules()}
+    assert len(texts) > 200
+    # Most modules name no request at all.
+    found = {name: writes_in(text) for name, text in texts.items() if NAMED.search(text)}
+    found = {name: writes for name, writes in found.items() if writes}
     assert found == {}, "give it to DecodingLoop.add, or listen as an observer; tests have request_of and say"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from paceline.core.arrays import Float64Array
 from paceline.engines.base import COMMITTED_END, Engine, SavedSequence, Step
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction, ScriptedOutput
-from tests.runtime.scenes import CountingEngine
+from tests.engines.tiny_models import VOCABULARY_SIZE
+from tests.runtime.scenes import CountingEngine, Scene
 
 MAX_ROLLBACK = 16
 
@@ -50,6 +52,14 @@ class Twins:
             row.setflags(write=False)
             self._fresh.close_sequence(sequence)
         return self._rows[key]
+
+    def shaped(self, scene: Scene) -> Scene:
+        """Return a scene as the model can play it."""
+        setups = tuple(dataclasses.replace(setup, trees=False) for setup in scene.setups)
+        return dataclasses.replace(scene, vocab_size=VOCABULARY_SIZE, setups=setups)
+
+    def make_model(self, scene: Scene, rng: random.Random) -> LogitFunction:
+        return self.model
 
     def make(self, model: LogitFunction, *arguments: Any, **limits: Any) -> TwinEngine:
         """Return an engine; those that were made before are not used any more."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 from tests.runtime.squeezing import Squeeze, at_random
 from tests.serving.calling import TEMPLATE, TOOLS
 from tests.serving.hosted import Hosted, hosted, scripted
@@ -111,9 +111,7 @@ def squeezed() -> Iterator[tuple[Hosted, Squeeze]]:
         yield running, squeeze
 
 
-def test_answers_that_lose_their_places_are_those_of_others(
-    plain: Hosted, squeezed: tuple[Hosted, Squeeze], request: pytest.FixtureRequest
-) -> None:
+def test_answers_that_lose_their_places_are_those_of_others(plain: Hosted, squeezed: tuple[Hosted, Squeeze]) -> None:
     rng = random.Random(7)
     asked = [draw(rng) for _ in range(NUM_REQUESTS)]
     expected = [ask(plain, path, body) for path, body in asked]
@@ -126,7 +124,7 @@ def test_answers_that_lose_their_places_are_those_of_others(
     asked_at_once([functools.partial(ask_again, number) for number in range(NUM_REQUESTS)])
     for number, one in enumerate(asked):
         assert found[number] == expected[number], one
-    request.config.stash[SUMMARY_LINES].append(
+    LINES.append(
         f"preempted over HTTP: {NUM_REQUESTS} answers like those alone, {squeeze.num_requests} lost their places; "
         f"{dict(squeeze.cases)}"
     )

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from tests import tiers
-from tests.conftest import SUMMARY_LINES
+from tests.proofs import LINES
 from tests.serving.hosted import Hosted, hosted, pair, scripted
 from tests.serving.questions import (
     PATHS,
@@ -58,16 +58,14 @@ def crowded() -> Iterator[Hosted]:
         yield running
 
 
-def test_a_seed_gives_one_text_whatever_else_goes_on(
-    server: Hosted, crowded: Hosted, request: pytest.FixtureRequest
-) -> None:
+def test_a_seed_gives_one_text_whatever_else_goes_on(server: Hosted, crowded: Hosted) -> None:
     """With room for all, and without, so that answers lose their places and go on later."""
     count = tiers.by_tier(250, quick=32)
     rng = random.Random(1)
     assert compare(server, [Question.draw(rng, 60) for _ in range(count)], seed=2) == 0
     preemptions = compare(crowded, [Question.draw(rng, 250) for _ in range(count)], seed=3)
     assert preemptions >= count // 16
-    request.config.stash[SUMMARY_LINES].append(
+    LINES.append(
         f"serving: {2 * count} answers over HTTP, none other than that of plain decoding alone; places were lost "
         f"{preemptions} times"
     )
