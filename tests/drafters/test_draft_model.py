@@ -29,7 +29,7 @@ from paceline.engines.scripted import (
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.runtime.loop import DecodingLoop
 from tests.drafters.helpers import grow, proposals, settle
-from tests.helpers import PLAIN_PARAMS, CountingPool, decode, frozen, request_of, unsay
+from tests.helpers import PLAIN_PARAMS, CountingPool, decode, drain, frozen, request_of, unsay
 
 GREEDY = SamplingParams(0.0)
 COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
@@ -249,6 +249,16 @@ def test_p_min_is_judged_at_the_requests_temperature(temperature: float, drafted
         assert tree.evidence[1].probability == pytest.approx(np.exp(2) / (np.exp(2) + 9))
 
 
+def test_a_temperature_that_falls_to_nothing_leaves_one_token_certain() -> None:
+    """The lower bound of a range may be 0, and a distribution sure enough to be there: no number was left of it."""
+    engine = RecordingEngine(lambda tokens: 20.0 * np.eye(10)[0])
+    drafter = drafter_for(engine)
+    params = SamplingParams(0.5, 0, 1.0, 0.0, dynatemp_range=0.5, dynatemp_exponent=100.0)
+    (request,) = begun(drafter, [0], params=params)
+    (tree,) = grow(drafter, [request], DraftBudget(1, min_probability=0.5))
+    assert tree.evidence[1].probability == 1.0
+
+
 def test_its_own_vocabulary_is_cut_to_the_targets() -> None:
     engine = RecordingEngine(lambda tokens: np.arange(10.0))
     drafter = DraftModelDrafter(engine, target_vocab_size=4)
@@ -386,8 +396,7 @@ def test_in_the_loop_it_costs_a_pass_a_level_for_all_requests_together() -> None
     engine = RecordingEngine(clock=target.clock)
     loop = DecodingLoop(target, [drafter_for(engine)], FixedPolicy(3), clock=target.clock)
     requests = [loop.add([start], GREEDY, StopRules(9)) for start in range(4)]
-    while loop.active:
-        loop.step()
+    drain(loop)
     # One token with the prompt, then two rounds of three accepted drafts and a bonus token.
     assert [request.stats.rounds for request in requests] == [2] * 4
     assert [request.stats.num_accepted for request in requests] == [6] * 4
@@ -559,8 +568,7 @@ def test_a_draft_that_reuses_proposes_what_one_proposes_that_reads_all(temperatu
                 )
                 for chat in chosen
             }
-            while loop.active:
-                loop.step()
+            drain(loop)
             for chat, request in requests.items():
                 said.append((request.output_ids, request.sources, dict(request.stats.drafted_by_source)))
                 chats[chat] = [*request.token_ids, rng.randrange(10)]

@@ -25,7 +25,7 @@ from paceline.core.arrays import BoolArray, Float64Array, FloatArray, Int64Array
 from paceline.core.constraint import Constraint, ConstraintKeeper
 from paceline.core.errors import ConstraintError, EngineError, SamplingError
 from paceline.core.noise import TAIL_ID, TAIL_PICK_ID, TokenNoise
-from paceline.core.params import LLAMA_CPP_ORDER, TRANSFORMERS_ORDER, SamplingParams
+from paceline.core.params import LLAMA_CPP_ORDER, LOWEST_TEMPERATURE, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import (
     NO_BREAKERS,
     SAMPLE_STRIDE,
@@ -309,13 +309,13 @@ class RowSampler:
         return self._keeper is not None and self._keeper.may_force
 
     def temperature(self, logits: FloatArray, history: Sequence[int]) -> float:
-        """Return the temperature of a row of logits ``[vocab]``; greedily 1."""
+        """Return the temperature of a row of logits ``[vocab]``, by which they can be divided; greedily 1."""
         if self.params.dynatemp_range == 0.0:
             return self.params.temperature or 1.0
         candidates = self._candidates(logits, history)
         for process in self._processors:
             if isinstance(process, DynamicTemperature):
-                return process.of(candidates)
+                return max(process.of(candidates), LOWEST_TEMPERATURE)
             candidates = process(candidates, history)
         raise AssertionError("a range of the temperature has a processor")
 
