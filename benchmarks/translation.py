@@ -1,9 +1,9 @@
-"""A draft of another vocabulary: how many tokens are accepted, beside token-level intersection, and what that gains.
+"""A draft of another vocabulary: how many tokens are accepted, beside token-level intersection.
 
-What limits the first figure is how alike the two models are, and how their tokens line up. The target writes its own
-answers plainly; at every third token of them both ways of drafting are asked for four tokens, which are compared with
-what the target went on to say with the same noise. So no figure depends on this machine. What limits the second is the
-draft's time beside the target's: plain and planned decoding take turns.
+What limits the figure is how alike the two models are, and how their tokens line up. The target writes its own answers
+plainly; at every third token of them both ways of drafting are asked for four tokens, which are compared with what the
+target went on to say with the same noise. So no figure depends on this machine. What acceptance gains in time,
+``paceline bench -m TARGET -md DRAFT`` measures.
 
 Token-level intersection (arXiv 2502.05202) reads the text token by token in ids of its own, and proposes only tokens
 that are spelled alike in both vocabularies. Here its proposals are chosen with the target's noise, too.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,8 +50,6 @@ from paceline.vocabularies.mapping import TokenMapping, check_translation
 EPILOG = """[bold]Examples[/bold]
 
 python -m benchmarks translation target.gguf draft.gguf
-
-python -m benchmarks translation target.gguf draft.gguf --live  [dim]# tokens a second of auto beside plain[/dim]
 """
 
 DEPTH: Final = 4
@@ -149,9 +146,8 @@ def translation(
         bool, typer.Option("--exact", help="Compare them to the last bit, if TARGET's weights can.")
     ] = False,
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads.")] = None,
-    live: Annotated[bool, typer.Option("--live", help="Instead, time auto beside plain decoding.")] = False,
 ) -> None:
-    """Measure how many tokens of a draft with another vocabulary are accepted, and what that gains."""
+    """Measure how many tokens of a draft with another vocabulary are accepted."""
     if texts < 1 or tokens <= DEPTH:
         raise InputError(f"{texts} texts of {tokens} tokens: the least is 1 text, and {DEPTH + 1} tokens")
     temperatures = [_temperature(word) for word in temps.split(",")]
@@ -163,12 +159,8 @@ def translation(
     prompts = [(kind, text[:_PROMPT_CHARACTERS]) for kind in HELDOUT_KINDS for text in heldout(kind)[:texts]]
     figures: dict[str, Any] = {}
     for temperature in temperatures:
-        if live:
-            of_temperature = _live(models, prompts, tokens, temperature)
-        else:
-            answers, verdicts = _answers(models, prompts, tokens, temperature, compared)
-            of_temperature = {**_accepted(models, answers), "texts": verdicts}
-        figures[f"temperature {temperature:g}"] = of_temperature
+        answers, verdicts = _answers(models, prompts, tokens, temperature, compared)
+        figures[f"temperature {temperature:g}"] = {**_accepted(models, answers), "texts": verdicts}
     print(as_line("translation", figures))
 
 
@@ -313,39 +305,3 @@ def _resampled(*figures: Float64Array) -> list[tuple[Float64Array, ...]]:
 
 def _shown(figure: dict[str, float]) -> str:
     return f"{figure['accepted']:.2f} +- {figure['error']:.2f} ({figure['first']:.0%} first)"
-
-
-def _live(
-    models: Sequence[ModelOptions], prompts: Sequence[tuple[str, str]], tokens: int, temperature: float
-) -> dict[str, Any]:
-    """Answer every prompt plainly, by plan and plainly again; print and return the ratios of speeds."""
-    target, draft = models
-    ratios: dict[str, list[float]] = {}
-    seconds = {"plain": 0.0, "auto": 0.0}
-    drafted: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    with paceline.load(target, draft=_draft_of(draft), remember=False) as model:
-        for seed, (kind, prompt) in enumerate(prompts):
-            options = _options(tokens, temperature, seed)
-            before, planned, after = (
-                answer(model, prompt, options, speculate=speculate).stats for speculate in (False, True, False)
-            )
-            plain_s = (before.decode_s + after.decode_s) / 2
-            ratios.setdefault(kind, []).append(plain_s / planned.decode_s)
-            seconds["plain"] += plain_s
-            seconds["auto"] += planned.decode_s
-            drafted.update(planned.drafted_by_source)
-            accepted.update(planned.accepted_by_source)
-        has_draft = any(drafter.name == "draft" for drafter in model.drafters)
-        assert has_draft, "the pair has no draft model"
-    everything = [ratio for of_kind in ratios.values() for ratio in of_kind]
-    print(
-        f"temperature {temperature:g}: auto at {seconds['plain'] / seconds['auto']:.2f} times plain, "
-        f"{min(everything):.2f} to {max(everything):.2f} by text; "
-        + ", ".join(f"{kind} {statistics.median(of_kind):.2f}" for kind, of_kind in ratios.items())
-        + "; accepted of drafted: "
-        + (", ".join(f"{name} {accepted[name]} of {count}" for name, count in drafted.items()) or "none"),
-        flush=True,
-    )
-    ratio = seconds["plain"] / seconds["auto"]
-    return {"ratio": ratio, "by_text": ratios, "drafted": drafted, "accepted": accepted}

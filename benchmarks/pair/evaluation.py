@@ -15,8 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pair.live import LiveText, write
-from benchmarks.pair.logit_rows import count_copied, measure_loss, read_paired_rows, row_acceptance
+from benchmarks.pair.logit_rows import (
+    LiveText,
+    count_copied,
+    measure_loss,
+    read_paired_rows,
+    row_acceptance,
+    write,
+)
 from paceline.api import Model
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler

@@ -23,8 +23,7 @@ from benchmarks.pair.evaluation import (
     Setting,
     work,
 )
-from benchmarks.pair.live import write
-from benchmarks.pair.logit_rows import read_paired_rows
+from benchmarks.pair.logit_rows import read_paired_rows, write
 from benchmarks.pair.report import markdown, print_tables, tables
 from rich.console import Console
 from typer.testing import CliRunner
