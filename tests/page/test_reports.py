@@ -24,7 +24,7 @@ from paceline.lab.profile_page import build_report as profile_report
 from paceline.lab.report import Report, render_page
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.lab.doctor.scenes import KINDS, partly, predicted, recorded, written_by
+from tests.lab.doctor.scenes import KINDS, partly, predicted, recordings_of, written_by
 from tests.lab.scripted_pairs import bytes_vocabulary, engines, profile
 from tests.page.visiting import PHONE, WIDE, Theme, serious
 
@@ -78,7 +78,7 @@ def doctor() -> Report:
         written = written_by(found)
         assert found.draft is not None
         agreement = measure_agreement(found.draft, written, target_vocab_size=256, unshared_ids=(), temperature=0.0)
-        survival = measure_survival(recorded(found, written), DRAFT, KINDS)
+        survival = measure_survival(recordings_of(right), DRAFT, KINDS)
         what = describe(embedded_draft())
         diagnosis = Diagnosis(name, what, fitting, agreement, survival, predicted(right)[0], profile())
         candidates.append(advise(diagnosis, describe(embedded_target()), ("llama-server", "vllm", "transformers")))

@@ -56,9 +56,15 @@ def recorded(found: Engines, written: list[WrittenAnswer]) -> list[Recording]:
 
 
 @functools.cache
+def recordings_of(right: int) -> list[Recording]:
+    """Return the recordings of a draft that is right after ``right`` of four tokens: of any passes' times."""
+    found = engines(draft=partly(right))
+    return recorded(found, written_by(found))
+
+
+@functools.cache
 def predicted(right: int) -> tuple[Prediction, Engines]:
     """Return what is predicted of a draft that is right after ``right`` of four tokens."""
-    found = engines(draft=partly(right))
-    recordings = recorded(found, written_by(found))
+    recordings = recordings_of(right)
     survival = measure_survival(recordings, DRAFT, KINDS)
-    return predict(recordings, KINDS, survival[ALL], LiveCosts(profile())), found
+    return predict(recordings, KINDS, survival[ALL], LiveCosts(profile())), engines(draft=partly(right))

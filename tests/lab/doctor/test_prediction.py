@@ -21,7 +21,7 @@ from paceline.lab.intervals import ALL, Interval
 from paceline.lab.sessions import Session
 from paceline.planning.policies.fixed import FixedPolicy
 from paceline.planning.registry import build_policy
-from tests.lab.doctor.scenes import KINDS, TOKENS, partly, predicted, recorded, tasks, written_by
+from tests.lab.doctor.scenes import KINDS, TOKENS, partly, predicted, recordings_of, tasks, written_by
 from tests.lab.scripted_pairs import LEVEL_S, PASS_S, counting_model, engines, profile
 
 
@@ -76,7 +76,7 @@ def test_calibration_finds_what_passes_take_now() -> None:
     for pass_s, factor in ((1.0, 1.0), (1.2, 1.2), (0.9, 0.9), (9.0, 1.5)):
         found = engines(draft=partly(3), pass_s=[pass_s])
         written = written_by(found)
-        recordings = recorded(found, written)
+        recordings = recordings_of(3)
         costs = calibrate_costs(found, profile(), written, recordings, 0.0, lambda: False)
         assert costs.pass_factor == pytest.approx(factor)
         # In virtual time nothing takes any but the passes.
@@ -87,7 +87,7 @@ def test_calibration_counts_the_answers_that_were_written_just_now() -> None:
     found = engines(draft=partly(3), pass_s=[1.3])
     written = written_by(found)
     assert [each.passes_s for each in written] == pytest.approx([1.3 * (TOKENS - 1)] * 4)
-    recordings = recorded(found, written)
+    recordings = recordings_of(3)
     kept = [dataclasses.replace(each, passes_s=None) for each in written]
     slower = [dataclasses.replace(each, passes_s=1.4 * (TOKENS - 1)) for each in written]
     factors = [
@@ -101,7 +101,7 @@ def test_calibration_counts_the_answers_that_were_written_just_now() -> None:
 def test_calibration_finds_what_levels_take_more() -> None:
     found = engines(draft=partly(3), level_s=LEVEL_S + 0.1)
     written = written_by(found)
-    recordings = recorded(found, written)
+    recordings = recordings_of(3)
     costs = calibrate_costs(found, profile(), written, recordings, 0.0, lambda: False)
     assert costs.level_s == pytest.approx(0.1)
     assert costs.draft_s() == pytest.approx(LEVEL_S + 0.1)
@@ -179,8 +179,7 @@ def test_places_are_what_tokens_are_drawn_from() -> None:
 
 
 def test_survival_is_counted_along_the_answer() -> None:
-    found = engines(draft=partly(3))
-    recordings = recorded(found, written_by(found))
+    recordings = recordings_of(3)
     survival = measure_survival(recordings, DRAFT, KINDS)
     (trace,) = (trace for trace in recordings[0].traces if trace.name == DRAFT)
     first = [

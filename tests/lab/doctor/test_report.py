@@ -20,7 +20,7 @@ from paceline.lab.doctor.vocabulary_fit import VocabularyFit, compare_vocabulari
 from paceline.lab.report import Report, print_report, render_page
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.lab.doctor.scenes import KINDS, partly, predicted, recorded, written_by
+from tests.lab.doctor.scenes import KINDS, partly, predicted, recordings_of, written_by
 from tests.lab.scripted_pairs import engines, profile
 
 TARGET, MODEL = describe(embedded_target()), describe(embedded_draft())
@@ -36,7 +36,7 @@ def examined(name: str, right: int) -> Candidate:
     written = written_by(found)
     assert found.draft is not None
     agreement = measure_agreement(found.draft, written, target_vocab_size=256, unshared_ids=(), temperature=0.0)
-    survival = measure_survival(recorded(found, written), DRAFT, KINDS)
+    survival = measure_survival(recordings_of(right), DRAFT, KINDS)
     prediction, _ = predicted(right)
     diagnosis = Diagnosis(name, MODEL, fit(LETTERS), agreement, survival, prediction, profile())
     return advise(diagnosis, TARGET, ("llama-server", "vllm"))
