@@ -21,7 +21,7 @@ from paceline.core import processors
 from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.errors import EngineError, SamplingError
 from paceline.core.noise import TAIL_ID, XTC_ID, TokenNoise
-from paceline.core.params import LLAMA_CPP_ORDER, OFF, TRANSFORMERS_ORDER, SamplingParams
+from paceline.core.params import LLAMA_CPP_ORDER, LOWEST_TEMPERATURE, OFF, TRANSFORMERS_ORDER, SamplingParams
 from paceline.core.processors import Candidates, LateTokens, build_processors
 from paceline.core.sampling import FewCandidates, RowSampler, largest_probability, probabilities
 from paceline.core.verify import CoupledVerifier, RejectionVerifier
@@ -516,7 +516,7 @@ def test_dynamic_temperature_follows_the_entropy() -> None:
     sampler = RowSampler(sampling(temperature=0.0, dynatemp_range=0.6))
     flat, sure = np.zeros(8), np.array([800.0, 0.0, -5.0])
     assert sampler.temperature(flat, ()) == pytest.approx(0.6)
-    assert sampler.temperature(sure, ()) == 0.0
+    assert sampler.temperature(sure, ()) == LOWEST_TEMPERATURE
     assert sampler.candidates(sure, ()).ids == [0]
     cold = RowSampler(sampling(temperature=0.0, dynatemp_range=1.0, dynatemp_exponent=100.0))
     near = np.array([1.5, 1.0, 0.0], dtype=np.float32)
