@@ -32,6 +32,7 @@ KINDS = {
     "proof": (
         "runtime/test_lossless*",
         "runtime/test_rejection*",
+        "runtime/test_ending_reasoning.py",
         "runtime/test_preemption.py",
         "runtime/test_sharing.py",
     ),
