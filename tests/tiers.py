@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-_quick = False
+_quick: bool | None = None
 
 
 def choose(*, quick: bool) -> None:
@@ -21,6 +21,7 @@ def choose(*, quick: bool) -> None:
 
 def by_tier(number: int, *, quick: int) -> int:
     """Return how many random scenes a test has: ``number``, or ``quick`` where someone waits."""
+    assert _quick is not None, "asked before it was chosen: by what a conftest.py of a folder imports"
     return quick if _quick else number
 
 

@@ -107,7 +107,7 @@ def test_json_of_commands(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
     hold("json_of_commands.txt", of_each(answers))
 
 
-SWITCHES: Final = Path(paceline.__file__).parents[2] / "docs" / "guides" / "switches.md"
+SWITCHES: Final = Path(__file__).parents[2] / "docs" / "guides" / "switches.md"
 COMMON: Final = (
     *("--json", "--html", "--seed", "--tokens", "--temp", "--repeats", "--prompts", "--sample", "--threads"),
     *("--ctx-size", "--model", "--model-draft", "--hf-repo", "--hf-repo-draft", "--gpu-layers", "--drafters"),

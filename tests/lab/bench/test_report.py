@@ -43,7 +43,8 @@ def measured(**changes: Any) -> BenchResult:
 
 def result(**changes: Any) -> BenchResult:
     """Return results that may be changed."""
-    return copy.deepcopy(measured(**changes))
+    found = measured(**changes)
+    return copy.deepcopy(found, {id(found.profile): found.profile})  # frozen, and compiled it cannot be copied
 
 
 def render(found: BenchResult) -> str:
