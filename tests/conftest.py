@@ -68,6 +68,18 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def kept_costs_hold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take what passes were once measured to cost for what they cost, where tests are not about that.
+
+    Beside other tests they often take longer than they did, and would be measured anew in each.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name != "planning" and request.path.name not in ("test_attention.py", "test_profile.py"):
+            patch.setattr("paceline.planning.costs.profile_cache._still_holds", lambda *_: True)
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     tiers.choose(quick=config.getoption("--quick"))
     if config.getoption("--quick"):
