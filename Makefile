@@ -106,7 +106,8 @@ $(PAGE)/.unpacked: | $(VENV)/.installed-dev
 
 # Of the sources as they are: what is compiled cannot be watched. The table is in build/coverage too, as pages.
 coverage: $(VENV)/.installed-dev
-	PYTHONPATH=src $(BIN)/python -m pytest tests/core tests/runtime tests/drafters tests/planning --quick $(SHARED) \
+	COVERAGE_FILE=build/.coverage PYTHONPATH=src $(BIN)/python -m pytest --quick $(SHARED) \
+		tests/core tests/runtime tests/drafters tests/planning \
 		--cov=paceline.core --cov=paceline.runtime --cov=paceline.drafters --cov=paceline.planning --cov-branch \
 		--cov-report=term --cov-report=html:build/coverage
 
