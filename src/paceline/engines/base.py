@@ -17,6 +17,7 @@ All engines pass the same contract suite (``tests/engines/test_contract.py``); c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, cast
@@ -261,7 +262,7 @@ def lender(head: Engine) -> Engine | None:
     return found
 
 
-class LentSequences:
+class LentSequences(ABC):
     """The part of a head that reads its target's cache: each of its sequences is one of the target's.
 
     Drafts are pending in the head alone, until its ``commit`` of whatever path forgets them.
@@ -269,8 +270,8 @@ class LentSequences:
 
     lender: Engine
 
-    def commit(self, sequence: int, path: Sequence[int]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def commit(self, sequence: int, path: Sequence[int]) -> None: ...
 
     def length(self, sequence: int) -> int:
         return self.lender.length(sequence)
