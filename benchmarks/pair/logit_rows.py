@@ -13,7 +13,7 @@ from paceline.core.arrays import Float64Array, FloatArray
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.engines.base import Engine
-from paceline.lab.doctor.agreement import coupled_acceptance, fit_width, read_predicting_rows
+from paceline.lab.agreement import coupled_acceptance, fit_width, read_predicting_rows
 from paceline.runtime.loop import DecodingLoop
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.pair.logit_rows import count_copied, measure_loss, read_paired_rows
 
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary
-from paceline.lab.doctor.agreement import fit_width, read_predicting_rows
+from paceline.lab.agreement import fit_width, read_predicting_rows
 from tests.lab.doctor.helpers import VOCAB, engine, noisy_model, some_tokens
 
 

@@ -10,18 +10,18 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser
 
+from paceline.lab.agreement import measure_agreement, measure_survival
 from paceline.lab.bench.report import build_report as bench_report
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
-from paceline.lab.doctor.agreement import measure_agreement, measure_survival
 from paceline.lab.doctor.candidates import Skipped
 from paceline.lab.doctor.examiner import Diagnosis
 from paceline.lab.doctor.prediction import DRAFT
 from paceline.lab.doctor.report import advise
 from paceline.lab.doctor.report import build_report as doctor_report
-from paceline.lab.doctor.vocabulary_fit import compare_vocabularies
 from paceline.lab.profile_page import build_report as profile_report
 from paceline.lab.report import Report, render_page
+from paceline.lab.vocabulary_fit import compare_vocabularies
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.lab.doctor.scenes import KINDS, partly, predicted, recordings_of, written_by

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import ScriptedEngine
-from paceline.lab.doctor.answers import _parse_answers as read_answers
+from paceline.lab.answers import _parse_answers as read_answers
 from paceline.planning.auto.learned import DrafterState, Learned
 from paceline.planning.costs.attention import AttentionTimes, RoundTimes
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost

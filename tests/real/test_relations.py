@@ -11,7 +11,7 @@ import pytest
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.llama_cpp.draft_check import explain_refusal
 from paceline.engines.llama_cpp.loading import open_vocabulary
-from paceline.lab.doctor.vocabulary_fit import align_tokenizers
+from paceline.lab.vocabulary_fit import align_tokenizers
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.vocabularies.relation import false_ends, relate_vocabularies
 from tests.chat.conversing import vocabulary_alone

@@ -32,8 +32,8 @@ from paceline.lab.doctor.export import ALL as ALL_PROGRAMS
 from paceline.lab.doctor.export import PROGRAMS, check_program
 from paceline.lab.doctor.report import Candidate as Examined
 from paceline.lab.doctor.report import advise, build_report, candidate_json, model_json
-from paceline.lab.doctor.samples import file_samples, heldout_samples
 from paceline.lab.report import print_report, render_page
+from paceline.lab.samples import file_samples, heldout_samples
 from paceline.machine import machine
 from paceline.models.description import describe
 from paceline.models.registry import complete_model

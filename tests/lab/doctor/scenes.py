@@ -7,8 +7,8 @@ import functools
 from paceline.core.params import StopRules
 from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction
-from paceline.lab.doctor.agreement import measure_survival
-from paceline.lab.doctor.answers import Answers, WrittenAnswer
+from paceline.lab.agreement import measure_survival
+from paceline.lab.answers import Answers, WrittenAnswer
 from paceline.lab.doctor.prediction import ALL_DRAFTERS, DRAFT, LiveCosts, Prediction, predict
 from paceline.lab.intervals import ALL
 from paceline.lab.replaying.recording import Recording

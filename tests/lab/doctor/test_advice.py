@@ -12,13 +12,13 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
+from paceline.lab.agreement import Agreement
 from paceline.lab.doctor.advice import give_advice
-from paceline.lab.doctor.agreement import Agreement
 from paceline.lab.doctor.examiner import Diagnosis
 from paceline.lab.doctor.export import PROGRAMS, Export, Pair, check_program, export
 from paceline.lab.doctor.prediction import Prediction, Speed
-from paceline.lab.doctor.vocabulary_fit import compare_vocabularies
 from paceline.lab.intervals import ALL, Interval, Ratio
+from paceline.lab.vocabulary_fit import compare_vocabularies
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.planning.costs.profile import CostProfile, PassCost, WidthCost

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.engines.options import ModelOptions
+from paceline.lab.agreement import measure_agreement, measure_survival
+from paceline.lab.answers import Answers
 from paceline.lab.comparison import Stopped
-from paceline.lab.doctor.agreement import measure_agreement, measure_survival
-from paceline.lab.doctor.answers import Answers
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
     DRAFT,

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.lab.doctor.agreement import measure_agreement, measure_survival
+from paceline.lab.agreement import measure_agreement, measure_survival
 from paceline.lab.doctor.candidates import Skipped
 from paceline.lab.doctor.examiner import Diagnosis
 from paceline.lab.doctor.prediction import DRAFT
 from paceline.lab.doctor.report import Candidate, advise, build_report, candidate_json
-from paceline.lab.doctor.vocabulary_fit import VocabularyFit, compare_vocabularies
 from paceline.lab.report import Report, print_report, render_page
+from paceline.lab.vocabulary_fit import VocabularyFit, compare_vocabularies
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.lab.doctor.scenes import KINDS, partly, predicted, recordings_of, written_by

@@ -27,9 +27,9 @@ from paceline.core.params import StopRules
 from paceline.engines.base import as_block_head
 from paceline.engines.loading import is_head, open_vocabulary
 from paceline.engines.options import ModelOptions
+from paceline.lab.agreement import MAX_CHUNK, Agreement, measure_agreement, measure_survival
+from paceline.lab.answers import Answers, WrittenAnswer
 from paceline.lab.comparison import Stopped
-from paceline.lab.doctor.agreement import MAX_CHUNK, Agreement, measure_agreement, measure_survival
-from paceline.lab.doctor.answers import Answers, WrittenAnswer
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
     CALIBRATION_TOKENS,
@@ -39,11 +39,11 @@ from paceline.lab.doctor.prediction import (
     calibrate_costs,
     predict,
 )
-from paceline.lab.doctor.samples import PROMPT_TOKENS, Sample, make_tasks
-from paceline.lab.doctor.vocabulary_fit import VocabularyFit, compare_vocabularies
 from paceline.lab.intervals import ALL, Depth
+from paceline.lab.samples import PROMPT_TOKENS, Sample, make_tasks
 from paceline.lab.sessions import Engines, Session, wall_engines
 from paceline.lab.task import Task
+from paceline.lab.vocabulary_fit import VocabularyFit, compare_vocabularies
 from paceline.model_pair import ModelPair, open_pair
 from paceline.models.description import ModelDescription, describe
 from paceline.planning.costs.meter import ProfilingBudget

@@ -30,8 +30,8 @@ from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import build_policy
 
 if TYPE_CHECKING:
+    from paceline.lab.answers import WrittenAnswer
     from paceline.lab.comparison import Stop
-    from paceline.lab.doctor.answers import WrittenAnswer
     from paceline.lab.intervals import Depth
     from paceline.lab.replaying.recording import Recording
     from paceline.planning.base import Policy

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.lab.doctor.candidates import Skipped
     from paceline.lab.doctor.examiner import Diagnosis
     from paceline.lab.doctor.prediction import Prediction, Speed
-    from paceline.lab.doctor.vocabulary_fit import Alignment, VocabularyFit
+    from paceline.lab.vocabulary_fit import Alignment, VocabularyFit
     from paceline.models.description import ModelDescription
 
 _DEPTHS: Final = 8

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.lab.doctor.samples import PROMPT_TOKENS, Sample, file_samples, heldout_samples, make_tasks
+from paceline.lab.samples import PROMPT_TOKENS, Sample, file_samples, heldout_samples, make_tasks
 from paceline.models.embedded import HELDOUT_KINDS
 
 LETTERS = ScriptedVocabulary([bytes([letter]) for letter in range(1, 127)])

@@ -18,7 +18,7 @@ from paceline.core.arrays import Float64Array, FloatArray, Int64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.engines.exactness import read_rows
-from paceline.lab.doctor.answers import Place, WrittenAnswer, read_place
+from paceline.lab.answers import Place, WrittenAnswer, read_place
 from paceline.lab.intervals import Depth, Ratio, Tally, depths
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from benchmarks.pair.logit_rows import row_acceptance
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.verify import CoupledVerifier
-from paceline.lab.doctor.agreement import coupled_acceptance
+from paceline.lab.agreement import coupled_acceptance
 from tests.lab.doctor.helpers import noisy_model
 
 

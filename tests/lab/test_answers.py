@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.engines.options import ModelOptions
+from paceline.lab.answers import Answers, WrittenAnswer
 from paceline.lab.comparison import Stopped
-from paceline.lab.doctor.answers import Answers, WrittenAnswer
 from paceline.lab.sessions import Engines
 from paceline.lab.task import Task
 from paceline.models.embedded import embedded_target

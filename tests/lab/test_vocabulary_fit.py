@@ -6,8 +6,8 @@ import pytest
 
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.lab.doctor.vocabulary_fit import align_tokenizers, compare_vocabularies, token_ends
 from paceline.lab.intervals import ALL
+from paceline.lab.vocabulary_fit import align_tokenizers, compare_vocabularies, token_ends
 from tests.lab.doctor.helpers import LETTERS, TEXTS
 
 
