@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import track
-from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 import paceline
 from paceline.engines.options import ModelOptions
+from paceline.lab.distil.objective import lk_loss
 from training import paths
 from training.copying import guided_forward
 from training.export import SHIPPED, write_gguf
@@ -73,22 +73,6 @@ def write_texts(destination: Path, model_file: Path, prompts: list[list[int]], s
 
     paths.replace_atomically(destination, write)
     print(f"{len(array)} samples of {LENGTH + 1} tokens")
-
-
-def lk_loss(draft_logits: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
-    """Return the adaptive LK loss (arXiv 2602.23881), lambda * KL(target || draft) + (1 - lambda) * total variation.
-
-    1 - total variation is the acceptance rate of speculative sampling (arXiv 2211.17192, section 3.2), but its
-    gradient vanishes where the two are far apart; lambda = exp(-3 * acceptance), held constant in the gradient, leaves
-    those positions to KL. Both logits are `[..., vocab]`; the mean over positions is returned.
-    """
-    draft_logprobs = functional.log_softmax(draft_logits, dim=-1)
-    target_logprobs = functional.log_softmax(target_logits, dim=-1)
-    target_probs = target_logprobs.exp()
-    divergence = (target_probs * (target_logprobs - draft_logprobs)).sum(dim=-1)
-    variation = 0.5 * (target_probs - draft_logprobs.exp()).abs().sum(dim=-1)
-    weight = torch.exp(-3 * (1 - variation.detach()))
-    return (weight * divergence + (1 - weight) * variation).mean()
 
 
 def sample_batches(samples: Tokens, seed: int) -> Batches:

@@ -25,9 +25,10 @@ import paceline
 from paceline.conversion.convert.llama_settings import to_gguf_rows
 from paceline.engines.loading import open_vocabulary
 from paceline.engines.options import ModelOptions
+from paceline.lab.distil.objective import lk_loss
 from paceline.models.gguf_file import GGUFFile
 from training import corpus, paths, simulated_logs, sources
-from training.distill import PROMPT_LENGTH, SETTINGS, lk_loss, sample_batches, write_texts
+from training.distill import PROMPT_LENGTH, SETTINGS, sample_batches, write_texts
 from training.shapes import CONTEXT, EAGLE, HEAD_SIZE, NORM_EPSILON, ROPE_THETA, build_model
 from training.train import TrainConfig, autocast, device, logits, run
 
