@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +58,36 @@ def test_real_engines_pair_up_and_leave_the_text_alone(
             assert divergence is None or divergence.verdict == "near-tie"
             accepted += speculative.stats.num_accepted
         assert accepted > 0
+
+
+PASSES_IN_TURN = """
+from paceline.engines.base import COMMITTED_END, Step
+from paceline.engines.loading import open_engine
+from paceline.engines.options import ModelOptions
+from paceline.models.embedded import embedded_draft, embedded_target
+
+def read(engine):
+    sequence = engine.open()
+    output = engine.forward([Step(sequence, range(40), range(COMMITTED_END, 39), [39])])
+    logits = output.logits(0, 0).copy()
+    engine.commit(sequence, [])
+    engine.close_sequence(sequence)
+    return logits
+
+ours = open_engine(ModelOptions(embedded_target(), context_length=256))
+first = read(ours)
+theirs = open_engine(ModelOptions(embedded_draft(), engine="torch_hf", dtype="bfloat16", context_length=256))
+for _ in range(3):
+    read(theirs)
+    assert (read(ours) == first).all()
+"""
+
+
+def test_passes_in_bfloat16_leave_those_of_llama_cpp_alone() -> None:
+    # A processor with AMX ended the process here, as both configure its tiles.
+    pytest.importorskip("torch", reason="needs paceline[torch]")
+    ended = subprocess.run([sys.executable, "-c", PASSES_IN_TURN], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -36,9 +38,12 @@ from paceline.engines.warming import warm_up
 from paceline.models.files import explain_damaged_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.core.arrays import BoolArray, FloatArray, Int64Array
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WIDTH_STEP = 64
 """Attention reads the pool in steps of so many cells: few shapes, and rows aligned for the GPU's masked kernels."""
@@ -115,6 +120,8 @@ class TorchHFEngine:
     """Chooses torch's threads; ``None`` where the user did, or where a GPU makes the passes."""
     _set_threads: int | None = None
     """Threads as the user set them; torch has one number for the process, which another engine may have changed."""
+    _thread: ThreadPoolExecutor | None = None
+    """Where passes are made beside llama.cpp."""
     _states: StateCapture | None = None
     """Reads the states of passes, where they are held."""
 
@@ -361,6 +368,8 @@ class TorchHFEngine:
         if self._closed:
             return
         self._closed = True
+        if self._thread is not None:
+            self._thread.shutdown()
         on_cuda = self._device.type == "cuda"
         if self._states is not None:
             self._states.remove()
@@ -391,8 +400,23 @@ class TorchHFEngine:
         self._torn = False
 
     def _run(self, steps: Sequence[Step], width_step: int = WIDTH_STEP) -> TorchOutput:
-        """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
         native_threads.use()
+        return self._apart(self._run_here, steps, width_step)
+
+    def _apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have torch compute in a thread of this engine's own, where llama.cpp computes in the caller's.
+
+        Both configure the tiles of a processor with AMX, and release them, thread by thread. llama.cpp does so once and
+        takes it that they stay: its next pass after one of torch's in bfloat16 or int8 would end the process.
+        """
+        if self._device.type != "cpu" or "llama_cpp" not in sys.modules:
+            return work(*args, **kwargs)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "paceline-torch")
+        return self._thread.submit(work, *args, **kwargs).result()
+
+    def _run_here(self, steps: Sequence[Step], width_step: int) -> TorchOutput:
+        """Run checked steps. Cells are taken only when the pass has succeeded, so a failure has little to undo."""
         threads = self._set_threads if self._spare_cores is None else self._spare_cores.look()
         if threads is not None and threads != torch.get_num_threads():
             torch.set_num_threads(threads)
@@ -516,7 +540,7 @@ class TorchHFEngine:
             raise CapabilityError(f"{architecture} does not run over a pool of cells ({error}); {way_out}") from error
         finally:
             self.close_sequence(sequence)
-        plain = self._plain_logits([a, b, c]), self._plain_logits([a, b, d])
+        plain = [self._apart(self._plain_logits, token_ids) for token_ids in ([a, b, c], [a, b, d])]
         largest = max(float(np.abs(logits).max()) for logits in plain)
         difference = max(float(np.abs(output.logits(0, row) - logits).max()) for row, logits in enumerate(plain))
         # Written so that nan fails too.
