@@ -1,4 +1,4 @@
-"""Pages of bench and doctor in a browser: readable on a phone, whatever the names, in both themes."""
+"""Pages of bench, compare, doctor and profile in a browser: readable on a phone, whatever the names, in both themes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser
 
+from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.lab.agreement import measure_agreement, measure_survival
 from paceline.lab.bench.report import build_report as bench_report
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
+from paceline.lab.disagreement.comparer import OwnAnswers, compare_models
+from paceline.lab.disagreement.report import build_report as compare_report
 from paceline.lab.doctor.candidates import Skipped
 from paceline.lab.doctor.examiner import Diagnosis
-from paceline.lab.doctor.prediction import DRAFT
 from paceline.lab.doctor.report import advise
 from paceline.lab.doctor.report import build_report as doctor_report
 from paceline.lab.profile_page import build_report as profile_report
 from paceline.lab.report import Report, render_page
+from paceline.lab.samples import heldout_samples
 from paceline.lab.vocabulary_fit import compare_vocabularies
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
@@ -78,7 +81,7 @@ def doctor() -> Report:
         written = written_by(found)
         assert found.draft is not None
         agreement = measure_agreement(found.draft, written, target_vocab_size=256, unshared_ids=(), temperature=0.0)
-        survival = measure_survival(recordings_of(right), DRAFT, KINDS)
+        survival = measure_survival(recordings_of(right), KINDS)
         what = describe(embedded_draft())
         diagnosis = Diagnosis(name, what, fitting, agreement, survival, predicted(right)[0], profile())
         candidates.append(advise(diagnosis, describe(embedded_target()), ("llama-server", "vllm", "transformers")))
@@ -90,7 +93,15 @@ def profiled() -> Report:
     return profile_report(profile(), target=LONG, draft=LONG, machine=MACHINE)
 
 
-@pytest.mark.parametrize("report", [bench, doctor, profiled])
+def compared() -> Report:
+    target = ModelOptions(embedded_target(), context_length=256, threads=1)
+    draft = DraftOptions(path=embedded_draft()).beside(target)
+    found = compare_models(target, draft, OwnAnswers(heldout_samples(), 4, 40, keep=False), temperature=0.8)
+    named = [dataclasses.replace(describe(path()), path=Path(LONG)) for path in (embedded_target, embedded_draft)]
+    return compare_report(named[0], named[1], found, temperature=0.8, machine=MACHINE)
+
+
+@pytest.mark.parametrize("report", [bench, doctor, profiled, compared])
 def test_everybody_can_read_a_report(
     browser: Browser, axe: str, screenshots: Path, report: Callable[[], Report]
 ) -> None:

@@ -15,7 +15,14 @@ from paceline.cli import exits
 from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_model, make_draft
 from paceline.cli.interrupts import hold_interrupts
-from paceline.cli.options import ENVIRONMENT_NOTE, in_flags, refuse_given, with_options
+from paceline.cli.options import (
+    ENVIRONMENT_NOTE,
+    NAMED_BY_ARGUMENTS,
+    NAMES_OF_MODELS,
+    in_flags,
+    refuse_given,
+    with_options,
+)
 from paceline.cli.outputs import HtmlFile, JsonTo, Outputs, report_console
 from paceline.cli.progress import ProgressBar
 from paceline.conversion.own_draft import complete_draft
@@ -62,19 +69,13 @@ _DEFAULT_BUDGET_S = 60.0
 """Seconds for a candidate."""
 _MIN_BUDGET_S = 5.0
 """Least seconds for a candidate that can be asked for."""
-_PIPE_WIDTH = 120
-"""Columns of the report where standard output is no terminal."""
-_NAMED_BY_ARGUMENTS = "has no effect here: the target is the first argument, and its drafts are those after it"
-"""Why options that name models are refused."""
 
 
 def _complete_programs(incomplete: str) -> list[str]:
     return [name for name in (*PROGRAMS, ALL_PROGRAMS) if name.startswith(incomplete)]
 
 
-@with_options(
-    helps=dict.fromkeys(("path", "draft_path", "hub_repo", "hub_file", "hub_draft_repo", "hub_token", "hub_offline"))
-)
+@with_options(helps=dict.fromkeys(NAMES_OF_MODELS))
 def doctor(
     context: typer.Context,
     target: Annotated[
@@ -136,8 +137,8 @@ def doctor(
     refuse_given(
         context,
         dict.fromkeys(
-            ("path", "draft_path", "hub_repo", "hub_file", "hub_draft_repo", "hub_token", "hub_offline"),
-            _NAMED_BY_ARGUMENTS,
+            NAMES_OF_MODELS,
+            NAMED_BY_ARGUMENTS,
         ),
     )
     if not _MIN_BUDGET_S <= budget_s < math.inf:
@@ -212,7 +213,7 @@ def doctor(
     outputs.write(
         facts,
         # What was not tried is told already, on standard error.
-        lambda: print_report(report_console(_PIPE_WIDTH), report(())),
+        lambda: print_report(report_console(), report(())),
         lambda: render_page(report(skipped)),
     )
     if not is_whole:

@@ -351,6 +351,11 @@ def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
             raise InputError(f"{parameter.opts[0]} {reason}")
 
 
+NAMES_OF_MODELS: Final = ("path", "draft_path", "hub_repo", "hub_file", "hub_draft_repo", "hub_token", "hub_offline")
+"""Options that name models, which a command has no use for whose models are its arguments."""
+NAMED_BY_ARGUMENTS: Final = "has no effect here: the target is the first argument, and its drafts are those after it"
+"""Why such a command refuses them."""
+
 _NO_FIELDS: Final[Mapping[str, str]] = {
     "policy": "--policy",
     "policy=NO_SPECULATION": "--no-speculation",

@@ -105,7 +105,7 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             raise InputError(f"{other} and {option} are the same file, {path}: give two")
 
 
-def report_console(pipe_width: int) -> Console:
+def report_console(pipe_width: int = 120) -> Console:
     """Return a console for a report with tables, which has this many columns where standard output is no terminal."""
     console = output_console(soft_wrap=False)
     # Not rich's word for it, which FORCE_COLOR changes.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from paceline.engines.base import Engine
     from paceline.lab.replaying.recording import Recording
 
+DRAFT: Final = "draft"
+"""Name of what drafts with the draft model."""
 MAX_CHUNK: Final = 64
 """Rows read in one pass: few enough that those of a large vocabulary fit in memory."""
 
@@ -67,19 +69,34 @@ def measure_agreement(
         for place, read in zip(each.places, rows, strict=True):
             row = fit_width(read, target_vocab_size)
             row[masked] = -np.inf
-            for index, value in enumerate(_compare(place, read_place(sampler, row))):
+            for index, value in enumerate(compare_places(place, read_place(sampler, row))):
                 sums[index] += value
         for tally, total in zip(tallies, sums, strict=True):
             tally.add(each.task.workload, total, len(each.token_ids))
     return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
 
 
-def read_predicting_rows(engine: Engine, token_ids: Sequence[int], first: int = 1) -> Iterator[FloatArray]:
+def compare_places(ours: Place, theirs: Place) -> tuple[float, float, float]:
+    """Compare the distributions of one token.
+
+    Returns:
+        The chance that both draw one token with shared noise, 1 - TV, and 1.0 if they have the same most likely token.
+    """
+    ids = np.union1d(ours[0], theirs[0])
+    target_probs, draft_probs = (_spread_over_ids(ids, place) for place in (ours, theirs))
+    same_top = float(ours[0][ours[1].argmax()] == theirs[0][theirs[1].argmax()])
+    return coupled_acceptance(target_probs, draft_probs), float(np.minimum(target_probs, draft_probs).sum()), same_top
+
+
+def read_predicting_rows(
+    engine: Engine, token_ids: Sequence[int], first: int = 1, *, width: int = MAX_CHUNK
+) -> Iterator[FloatArray]:
     """Read a text and yield a row ``[vocab]`` for each of its tokens from index ``first`` on, which predicts it.
 
-    The engine needs a sequence to spare; ``first`` is at least 1, as nothing predicts the first token.
+    The engine needs a sequence to spare; ``first`` is at least 1, as nothing predicts the first token. Passes have
+    ``width`` rows, or as many as the engine takes.
     """
-    width = min(MAX_CHUNK, engine.capabilities.max_rows, engine.capabilities.max_outputs)
+    width = min(width, engine.capabilities.max_rows, engine.capabilities.max_outputs)
     return read_rows(engine, token_ids[:-1], width, first_wanted=first - 1)
 
 
@@ -108,14 +125,14 @@ def fit_width(row: FloatArray, width: int) -> FloatArray:
     return np.concatenate((row, np.full(width - len(row), -np.inf, dtype=row.dtype)))
 
 
-def measure_survival(recordings: Sequence[Recording], drafter: str, kinds: Sequence[str]) -> dict[str, list[Depth]]:
-    """Return how far a drafter's chains follow the answers, by kind of text (one for each recording).
+def measure_survival(recordings: Sequence[Recording], kinds: Sequence[str]) -> dict[str, list[Depth]]:
+    """Return how far the draft's chains follow the answers, by kind of text (one for each recording).
 
     A draft token is tested at depth ``d`` where those before it were right, and where the answer goes on so far.
     """
     tallies: list[Tally] = []
     for recording, kind in zip(recordings, kinds, strict=True):
-        (trace,) = (trace for trace in recording.traces if trace.name == drafter)
+        (trace,) = (trace for trace in recording.traces if trace.name == DRAFT)
         accepted, tested = [0] * recording.depth, [0] * recording.depth
         for position, chain in enumerate(trace.chains):
             text = recording.token_ids[position + 1 :]
@@ -130,14 +147,6 @@ def measure_survival(recordings: Sequence[Recording], drafter: str, kinds: Seque
             tally.add(kind, hits, trials)
     groups = [tally.groups() for tally in tallies]
     return {group: depths([at_depth[group] for at_depth in groups]) for group in (groups[0] if groups else ())}
-
-
-def _compare(ours: Place, theirs: Place) -> tuple[float, float, float]:
-    """Return the chance that both draw one token with shared noise, 1 - TV, and whether they have the same top."""
-    ids = np.union1d(ours[0], theirs[0])
-    target_probs, draft_probs = (_spread_over_ids(ids, place) for place in (ours, theirs))
-    same_top = float(ours[0][ours[1].argmax()] == theirs[0][theirs[1].argmax()])
-    return coupled_acceptance(target_probs, draft_probs), float(np.minimum(target_probs, draft_probs).sum()), same_top
 
 
 def _spread_over_ids(ids: Int64Array, place: Place) -> Float64Array:

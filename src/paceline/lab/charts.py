@@ -6,11 +6,12 @@ No label lies inside a plot's frame, where lines run: names stand above it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from paceline.lab.intervals import ALL, Depth
 from paceline.planning.costs.profile import PassCost
 
 _TICKS_APART: Final = 15.0
@@ -331,3 +332,23 @@ def _percent(value: float) -> str:
 
 def _number(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def draw_survival(survival: Mapping[str, Sequence[Depth]]) -> str:
+    """Draw how far a draft's chains follow the target's answers, by kind of text."""
+    series = []
+    kinds = [kind for kind in survival if kind != ALL] or [ALL]
+    for index, kind in enumerate(kinds):
+        points = [(depth.depth, depth.survival) for depth in survival[kind] if depth.survival is not None]
+        tips = [f"{kind}: {share:.1%} are right down to depth {depth}" for depth, share in points]
+        series.append(Series(kind, f"c{index % 4 + 1}", points, tips))
+    deepest = max(2, *(len(depths) for depths in survival.values()))
+    return draw_plot(
+        "how far drafts follow the target's answers",
+        ("depth of the draft token", "right so far"),
+        (0.5, deepest + 0.5),
+        (0.0, 1.0),
+        series,
+        shares="y",
+        about="Share of drafts that are right down to each depth",
+    )

@@ -1,6 +1,6 @@
 """What a command found out, said once: sentences, tables and charts, printed on a terminal or written as a page.
 
-A page needs nothing else: inline SVG, inline style, no script, no network. Its charts are left out on a terminal.
+A page needs nothing else: inline SVG, inline style, no script, no network. A terminal shows no charts and passages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from paceline.lab.intervals import Ratio
+from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import printable, printable_line
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from paceline.models.description import ModelDescription
 
 NONE: Final = "-"
 """Cell of a figure that there is not."""
@@ -48,11 +52,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table. ``kind`` gives it its look on a page; what ``wins`` is green on a terminal."""
+    """A row of a table.
+
+    Attributes:
+        kind: gives it its look on a page.
+        wins: it is green on a terminal.
+        link: name of the token of a passage that its first cell leads to on a page; empty for none.
+    """
 
     cells: Sequence[str]
     kind: str = ""
     wins: bool = False
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +102,45 @@ class Charts:
     block: ClassVar = "charts"
 
 
-Block: TypeAlias = Line | Table | Code | Charts
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a passage.
+
+    Attributes:
+        share: how strongly it is marked, from 0 to 1.
+        words: what is said of it where it is pointed at or focused.
+        lists: columns that are shown with the words: a heading, and lines of a text and a figure each.
+        anchor: name that others link to it by; empty for none.
+    """
+
+    text: str
+    share: float
+    words: str
+    lists: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
+    anchor: str = ""
+
+    @property
+    def level(self) -> int:
+        """Its mark in steps, from 0 to 10."""
+        return round(10 * min(max(self.share, 0.0), 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text whose tokens are marked, after one that only leads up to it."""
+
+    title: str
+    before: str
+    tokens: Sequence[Token]
+    block: ClassVar = "passage"
+
+
+Block: TypeAlias = Line | Table | Code | Charts | Passage
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report. Of one that holds charts alone, a terminal shows nothing."""
+    """A part of a report. Of one that holds charts and passages alone, a terminal shows nothing."""
 
     title: str
     blocks: Sequence[Block]
@@ -124,6 +168,20 @@ def machine_fact(machine: Mapping[str, str]) -> list[str]:
     return [", ".join(words)] if words else []
 
 
+def format_percent(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return NONE
+    if ratio.standard_error is None:
+        return f"{ratio.value:.1%}"
+    return f"{ratio.value * 100:.1f} ± {ratio.standard_error * 100:.1f}%"
+
+
+def describe_size(what: ModelDescription) -> str:
+    parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
+    parts = (format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type)
+    return ", ".join(part for part in parts if part is not None)
+
+
 def render_page(report: Report) -> str:
     return _template().render(report=report, style=files("paceline.lab").joinpath("page.css").read_text("utf-8"))
 
@@ -144,7 +202,7 @@ def print_report(console: Console, report: Report) -> None:
     for line in report.facts:
         console.print(line, style="dim", markup=False)
     for section in report.sections:
-        if all(isinstance(block, Charts) for block in section.blocks):
+        if all(isinstance(block, Charts | Passage) for block in section.blocks):
             continue
         console.print()
         if section.title:
@@ -168,7 +226,7 @@ def _print_block(console: Console, block: Block) -> None:
             console.file.write(printable(block.text) + "\n")
         case Table():
             _print_table(console, block)
-        case Charts():
+        case Charts() | Passage():
             pass
 
 

@@ -52,6 +52,15 @@ def heldout_samples() -> list[Sample]:
 
 def file_samples(path: Path) -> list[Sample]:
     """Return the texts in a user's file: of its lines where it is JSON lines, else pieces from all over it."""
+    content = file_text(path)
+    texts = list(_read_json_lines(path, content)) if path.suffix == ".jsonl" else list(_cut_pieces(content))
+    if not texts:
+        raise InputError(f"{path} holds no text: give a file of the text you generate, or prompts as JSON lines")
+    return [Sample(OWN_KIND, f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)]
+
+
+def file_text(path: Path) -> str:
+    """Return the text in a user's file, or the first 4 MiB of it."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -60,10 +69,7 @@ def file_samples(path: Path) -> list[Sample]:
     content = data[:_MAX_BYTES].decode("utf-8-sig", "ignore")
     if len(data) > _MAX_BYTES and path.suffix == ".jsonl":
         content = content.rpartition("\n")[0]  # of its last line there is only the beginning
-    texts = list(_read_json_lines(path, content)) if path.suffix == ".jsonl" else list(_cut_pieces(content))
-    if not texts:
-        raise InputError(f"{path} holds no text: give a file of the text you generate, or prompts as JSON lines")
-    return [Sample(OWN_KIND, f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)]
+    return content
 
 
 def _read_json_lines(path: Path, content: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from paceline.drafters.registry import DraftTokens, build_drafters, relate_draft
 from paceline.engines.base import Engine
 from paceline.lab.comparison import OpenReader, Stop, Stopped, finish
 from paceline.lab.prompt_keeper import PromptKeeper
+from paceline.lab.replaying.models import NoteRow
 from paceline.lab.replaying.recorder import record_answer
 from paceline.lab.replaying.recording import RECORDED_DEPTH, Recording
 from paceline.lab.task import Task
@@ -198,8 +199,12 @@ class Session(Model):
         name: str = "",
         depth: int = RECORDED_DEPTH,
         stopped: Stop = lambda: False,
+        note_row: NoteRow | None = None,
     ) -> Recording:
-        """Record what every drafter of the session would propose at each place of an answer."""
+        """Record what every drafter of the session would propose at each place of an answer.
+
+        ``note_row`` is told of each token but the first what row the draft model proposes by.
+        """
 
         def report(share: float) -> None:
             if stopped():
@@ -218,6 +223,7 @@ class Session(Model):
                 depth=depth,
                 report=report,
                 target=self.target,
+                note_row=note_row,
             )
         )
 

@@ -9,7 +9,7 @@ from paceline.engines.options import ModelOptions
 from paceline.engines.scripted import LogitFunction
 from paceline.lab.agreement import measure_survival
 from paceline.lab.answers import Answers, WrittenAnswer
-from paceline.lab.doctor.prediction import ALL_DRAFTERS, DRAFT, LiveCosts, Prediction, predict
+from paceline.lab.doctor.prediction import ALL_DRAFTERS, LiveCosts, Prediction, predict
 from paceline.lab.intervals import ALL
 from paceline.lab.replaying.recording import Recording
 from paceline.lab.sessions import Engines, Session
@@ -66,5 +66,5 @@ def recordings_of(right: int) -> list[Recording]:
 def predicted(right: int) -> tuple[Prediction, Engines]:
     """Return what is predicted of a draft that is right after ``right`` of four tokens."""
     recordings = recordings_of(right)
-    survival = measure_survival(recordings, DRAFT, KINDS)
+    survival = measure_survival(recordings, KINDS)
     return predict(recordings, KINDS, survival[ALL], LiveCosts(profile())), engines(draft=partly(right))

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from paceline.engines.options import ModelOptions
-from paceline.lab.agreement import measure_agreement, measure_survival
+from paceline.lab.agreement import DRAFT, measure_agreement, measure_survival
 from paceline.lab.answers import Answers
 from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
-    DRAFT,
     LiveCosts,
     calibrate_costs,
 )
@@ -180,14 +179,14 @@ def test_places_are_what_tokens_are_drawn_from() -> None:
 
 def test_survival_is_counted_along_the_answer() -> None:
     recordings = recordings_of(3)
-    survival = measure_survival(recordings, DRAFT, KINDS)
+    survival = measure_survival(recordings, KINDS)
     (trace,) = (trace for trace in recordings[0].traces if trace.name == DRAFT)
     first = [
         chain[0].token_ids[0] == recordings[0].token_ids[position + 1]
         for position, chain in enumerate(trace.chains)
         if position + 1 < len(recordings[0].token_ids)
     ]
-    of_code = measure_survival(recordings[:1], DRAFT, KINDS[:1])["code"][0]
+    of_code = measure_survival(recordings[:1], KINDS[:1])["code"][0]
     assert of_code.survival == pytest.approx(sum(first) / len(first))
     shares = [depth.survival for depth in survival[ALL] if depth.survival is not None]
     assert shares == sorted(shares, reverse=True)

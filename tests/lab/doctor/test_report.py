@@ -14,7 +14,6 @@ from paceline.engines.scripted import ScriptedVocabulary
 from paceline.lab.agreement import measure_agreement, measure_survival
 from paceline.lab.doctor.candidates import Skipped
 from paceline.lab.doctor.examiner import Diagnosis
-from paceline.lab.doctor.prediction import DRAFT
 from paceline.lab.doctor.report import Candidate, advise, build_report, candidate_json
 from paceline.lab.report import Report, print_report, render_page
 from paceline.lab.vocabulary_fit import VocabularyFit, compare_vocabularies
@@ -36,7 +35,7 @@ def examined(name: str, right: int) -> Candidate:
     written = written_by(found)
     assert found.draft is not None
     agreement = measure_agreement(found.draft, written, target_vocab_size=256, unshared_ids=(), temperature=0.0)
-    survival = measure_survival(recordings_of(right), DRAFT, KINDS)
+    survival = measure_survival(recordings_of(right), KINDS)
     prediction, _ = predicted(right)
     diagnosis = Diagnosis(name, MODEL, fit(LETTERS), agreement, survival, prediction, profile())
     return advise(diagnosis, TARGET, ("llama-server", "vllm"))

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,7 +32,6 @@ from paceline.lab.comparison import Stopped
 from paceline.lab.doctor.prediction import (
     ALL_DRAFTERS,
     CALIBRATION_TOKENS,
-    DRAFT,
     LiveCosts,
     Prediction,
     calibrate_costs,
@@ -44,7 +42,7 @@ from paceline.lab.samples import PROMPT_TOKENS, Sample, make_tasks
 from paceline.lab.sessions import Engines, Session, wall_engines
 from paceline.lab.task import Task
 from paceline.lab.vocabulary_fit import VocabularyFit, compare_vocabularies
-from paceline.model_pair import ModelPair, open_pair
+from paceline.model_pair import ModelPair, managed_pair
 from paceline.models.description import ModelDescription, describe
 from paceline.planning.costs.meter import ProfilingBudget
 from paceline.planning.costs.profile import CostProfile
@@ -172,7 +170,9 @@ class Examiner:
     def _measure(self, found: Diagnosis, draft: ModelOptions, ends_s: float) -> Diagnosis:
         """Return a diagnosis with all that takes the models."""
         self._tell_progress("loading the models", 0.02)
-        with Worker() as worker, worker.entered(_open_pair(self._target, draft)) as pair:
+        # Rows of both are compared, so as many are read at once.
+        read_draft = dataclasses.replace(draft, rows_read=MAX_CHUNK)
+        with Worker() as worker, worker.entered(managed_pair(self._target, read_draft)) as pair:
             if pair.draft is not None and as_block_head(pair.draft) is not None:
                 raise CapabilityError(
                     f"{draft.path} drafts blocks, and what one costs is learned as it answers: measure it beside plain "
@@ -219,7 +219,7 @@ class Examiner:
             else:
                 costs = LiveCosts(profile)
         kinds = [each.task.workload for each in written]
-        survival = measure_survival(recordings, DRAFT, kinds)
+        survival = measure_survival(recordings, kinds)
         replayed = 0
 
         def advance() -> None:
@@ -403,13 +403,3 @@ def choose_plan(steps: StepSeconds, left_s: float, missing: Callable[[int, int],
         if answers_s + steps.after_answers_s(plan) <= _USABLE * left_s:
             return plan
     return plans[-1]
-
-
-@contextmanager
-def _open_pair(target: ModelOptions, draft: ModelOptions) -> Iterator[ModelPair]:
-    # Rows of both are compared, so as many are read at once.
-    pair = open_pair(target, dataclasses.replace(draft, rows_read=MAX_CHUNK))
-    try:
-        yield pair
-    finally:
-        pair.close()

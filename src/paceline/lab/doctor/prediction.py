@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.core.arrays import Float64Array
+from paceline.lab.agreement import DRAFT
 from paceline.lab.intervals import Interval, quotient
 from paceline.lab.replaying.replay import ReplayResult, replay
 from paceline.lab.sessions import Answer, Engines, Session
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from paceline.planning.base import Policy
     from paceline.planning.costs.profile import CostProfile
 
-DRAFT: Final = "draft"
-"""Name of the candidate as a drafter."""
 LOOKUPS: Final = ("suffix", "lookup")
 """Names of the drafters without a model."""
 ALL_DRAFTERS: Final = (*LOOKUPS, DRAFT)

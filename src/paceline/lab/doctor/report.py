@@ -8,13 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.lab.charts import Group, Series, draw_plot, draw_ratios, draw_staircase
+from paceline.lab.charts import Group, Series, draw_plot, draw_ratios, draw_staircase, draw_survival
 from paceline.lab.charts import Ratio as DrawnRatio
 from paceline.lab.doctor.advice import give_advice
 from paceline.lab.doctor.export import Export, Pair, Program, export
-from paceline.lab.intervals import ALL, Interval, Ratio
-from paceline.lab.report import NONE, Block, Charts, Code, Line, Report, Row, Section, Table, Tile, machine_fact
-from paceline.sizes import format_bytes, format_count
+from paceline.lab.intervals import ALL, Interval
+from paceline.lab.report import (
+    NONE,
+    Block,
+    Charts,
+    Code,
+    Line,
+    Report,
+    Row,
+    Section,
+    Table,
+    Tile,
+    describe_size,
+    format_percent,
+    machine_fact,
+)
 
 if TYPE_CHECKING:
     from paceline.lab.doctor.candidates import Skipped
@@ -106,7 +119,7 @@ def build_report(
         sections.append(Section("Predicted speed", [Charts([_draw_speeds(predicted)], wide=True)], _ABOUT_SPEEDS))
     sections += [
         Section(
-            f"{each.diagnosis.name}: {_describe_size(each.diagnosis.what)}", list(_candidate_blocks(each, temperature))
+            f"{each.diagnosis.name}: {describe_size(each.diagnosis.what)}", list(_candidate_blocks(each, temperature))
         )
         for each in ranked
     ]
@@ -116,7 +129,7 @@ def build_report(
         sections.append(Section("", [Line(_ABOUT_INTERVALS, "soft")]))
     return Report(
         "paceline doctor",
-        [f"target: {target.path}, {_describe_size(target)}"],
+        [f"target: {target.path}, {describe_size(target)}"],
         ["greedy" if temperature == 0 else f"temperature {temperature:g}", *machine_fact(machine)],
         sections,
         _tiles(ranked),
@@ -209,7 +222,7 @@ def _agreement_table(diagnosis: Diagnosis, prediction: Prediction, temperature: 
         survival = [depth.survival for depth in diagnosis.survival[kind][:_DEPTHS] if depth.survival is not None]
         gain = prediction.auto.gain.value if kind == ALL else prediction.gain_by_kind[kind]
         shares = " ".join(f"{value:.0%}" for value in survival)
-        rows.append(Row([kind, *(_format_percent(ratios[kind]) for ratios in of_places), shares, f"{gain:.2f}"]))
+        rows.append(Row([kind, *(format_percent(ratios[kind]) for ratios in of_places), shares, f"{gain:.2f}"]))
     columns = ("agreement on", *names[: len(of_places)], f"right to depth 1 to {deepest}", "gain")
     return Table(columns, rows)
 
@@ -218,8 +231,8 @@ def _alignment_table(alignment: Alignment) -> Table:
     rows = []
     for kind, one in alignment.one.items():
         each = alignment.draft_tokens[kind].value
-        ends = _format_percent(alignment.ends[kind])
-        rows.append(Row([kind, _format_percent(one), ends, NONE if each is None else f"{each:.2f}"]))
+        ends = format_percent(alignment.ends[kind])
+        rows.append(Row([kind, format_percent(one), ends, NONE if each is None else f"{each:.2f}"]))
     return Table(("on text", "one draft token", "ends meet", "draft tokens each"), rows)
 
 
@@ -246,7 +259,7 @@ def _ratio(kind: str, speed: Speed) -> DrawnRatio:
 def _draw_charts(diagnosis: Diagnosis) -> list[str]:
     charts = []
     if diagnosis.prediction is not None:
-        charts += [_draw_lengths(diagnosis.prediction), _draw_survival(diagnosis)]
+        charts += [_draw_lengths(diagnosis.prediction), draw_survival(diagnosis.survival)]
     if diagnosis.profile is not None:
         charts.append(draw_staircase(diagnosis.profile.target, "target: a whole round", "rows verified in one pass"))
     return charts
@@ -269,26 +282,6 @@ def _draw_lengths(prediction: Prediction) -> str:
     )
 
 
-def _draw_survival(diagnosis: Diagnosis) -> str:
-    """Draw how far chains follow the answers, by kind of text."""
-    series = []
-    kinds = [kind for kind in diagnosis.survival if kind != ALL] or [ALL]
-    for index, kind in enumerate(kinds):
-        points = [(depth.depth, depth.survival) for depth in diagnosis.survival[kind] if depth.survival is not None]
-        tips = [f"{kind}: {share:.1%} are right down to depth {depth}" for depth, share in points]
-        series.append(Series(kind, f"c{index % 4 + 1}", points, tips))
-    deepest = max(2, *(len(depths) for depths in diagnosis.survival.values()))
-    return draw_plot(
-        "how far drafts follow the target's answers",
-        ("depth of the draft token", "right so far"),
-        (0.5, deepest + 0.5),
-        (0.0, 1.0),
-        series,
-        shares="y",
-        about="Share of drafts that are right down to each depth",
-    )
-
-
 # --- figures in words -------------------------------------------------------------------------------------------------
 
 
@@ -306,20 +299,6 @@ def _format_interval(interval: Interval, digits: int) -> str:
     low, high = f"{interval.low:.{digits}f}", f"{interval.high:.{digits}f}"
     # Texts that are all decoded plainly differ in nothing.
     return "" if low == high else f" ({low} to {high})"
-
-
-def _format_percent(ratio: Ratio) -> str:
-    if ratio.value is None:
-        return NONE
-    if ratio.standard_error is None:
-        return f"{ratio.value:.1%}"
-    return f"{ratio.value * 100:.1f} ± {ratio.standard_error * 100:.1f}%"
-
-
-def _describe_size(what: ModelDescription) -> str:
-    parameters = "unknown number of" if what.num_parameters is None else format_count(what.num_parameters)
-    parts = (format_bytes(what.num_bytes), f"{parameters} parameters", what.file_type)
-    return ", ".join(part for part in parts if part is not None)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

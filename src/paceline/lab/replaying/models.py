@@ -21,7 +21,7 @@ from paceline.core.errors import CapabilityError
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
 from paceline.core.tree import DraftTree
-from paceline.core.verify import CoupledVerifier, RowLogits, Walk, follow
+from paceline.core.verify import CoupledVerifier, Proposal, RowLogits, Walk, follow
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.pending_tree import PendingTree
@@ -33,6 +33,9 @@ _NO_ROW = np.empty(0, dtype=np.float32)
 PassCost: TypeAlias = Callable[[int, int, int], float]
 """Seconds of a pass, from its rows, the tokens in the cache before it, and the sequences that take part."""
 
+NoteRow: TypeAlias = Callable[[int, FloatArray], None]
+"""Called with a position of a text, and the row ``[vocab]`` that predicts its token."""
+
 
 class TextVerifier(CoupledVerifier):
     """Judges drafts by a text, without the target's rows; a draft model's proposals are drawn as under ``coupled``.
@@ -43,15 +46,30 @@ class TextVerifier(CoupledVerifier):
         params: how proposals are drawn.
         num_prompt: tokens of the prompt.
         text: the answer, at least one token. Past its end its last token is repeated.
+        note_row: called with the row of the draft for each token of the text that it is asked for, and the position of
+            that token. The row is borrowed.
     """
 
-    def __init__(self, params: SamplingParams, num_prompt: int, text: Sequence[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, num_prompt: int, text: Sequence[int], note_row: NoteRow | None = None
+    ) -> None:
         super().__init__(RowSampler(params, num_prompt))
         self._num_prompt = num_prompt
         self._text = text
+        self._note_row = note_row
+        # Of the token that comes next; rows for later ones are of texts that the draft made up.
+        self._position = num_prompt
+
+    def propose(
+        self, logits: FloatArray, position: int, history: Sequence[int], count: int, *, margins: bool = False
+    ) -> list[Proposal]:
+        if self._note_row is not None and position == self._position:
+            self._note_row(position, logits)
+        return super().propose(logits, position, history, count, margins=margins)
 
     def walk(self, tree: DraftTree, num_rows: int, row_logits: RowLogits, history: Sequence[int]) -> Walk:
         """Follow the text through the tree until it leaves the tree."""
+        self._position = len(history) + 1
         return follow(tree, lambda node: _NO_ROW, history, self._choose, reads_history=False)
 
     def _choose(self, row: FloatArray, position: int, history: Sequence[int]) -> int:

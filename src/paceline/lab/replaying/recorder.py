@@ -26,7 +26,7 @@ from paceline.drafters.base import DraftBudget, Drafter, DraftJob
 from paceline.drafters.head import CacheHeadDrafter, HeadDrafter
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.state_track import MAX_STATES
-from paceline.lab.replaying.models import ReplayEngine, TextVerifier
+from paceline.lab.replaying.models import NoteRow, ReplayEngine, TextVerifier
 from paceline.lab.replaying.recording import (
     RECORDED_DEPTH,
     RECORDED_SIBLINGS,
@@ -106,6 +106,7 @@ def record_answer(
     siblings: int = RECORDED_SIBLINGS,
     report: Report | None = None,
     target: Engine | None = None,
+    note_row: NoteRow | None = None,
 ) -> Recording:
     """Ask every drafter what it would propose at every position of an answer that is there already.
 
@@ -117,6 +118,7 @@ def record_answer(
         params: how the answer was sampled; a draft model's proposals are drawn by them.
         rules: when the answer was to end.
         target: for drafters that read its states; it must have a sequence to spare.
+        note_row: told of each token of the answer but the first what row the draft model proposes by.
 
     Raises:
         InputError: there is no answer, or the depth or the siblings are below 1.
@@ -140,7 +142,7 @@ def record_answer(
     with ExitStack() as running:
         for loop in loops:
             running.callback(_cancel_all, loop)
-            verifier = TextVerifier(params, len(prompt_ids), answer_ids)
+            verifier = TextVerifier(params, len(prompt_ids), answer_ids, note_row)
             loop.add(prompt_ids, params, unending, verifier=verifier)
         # The first round reads the prompt.
         for done in range(len(answer_ids)):
