@@ -19,7 +19,6 @@ MEASUREMENTS: Final = {"lossless": lossless, "overhead": overhead, "planning": p
 """What runs by itself."""
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "pair": "benchmarks.pair.command",
     # Needs two models that are not there everywhere.
     "translation": "benchmarks.translation",
     "attack": "benchmarks.attack.command",
@@ -72,8 +71,6 @@ def run_all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         for name in MEASUREMENTS:
             _run(name)
-        print("\n== pair")
-        importlib.import_module(COMMANDS["pair"]).pair()
 
 
 def main() -> None:

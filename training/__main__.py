@@ -6,7 +6,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from paceline.core.errors import PacelineError
 from training import corpus, paths, tokenizer
+from training.pair import command as pair_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -230,17 +232,18 @@ def check_command() -> None:
         raise SystemExit("differs: " + "; ".join(problems))
 
 
+app.command("pair", epilog=pair_command.EPILOG)(pair_command.pair)
+
+
 @app.command("card")
 def card_command(
     evaluate: Annotated[bool, typer.Option(help="Measure the pair, or use the last figures.")] = True,
 ) -> None:
     """Measure the shipped pair on the held-out samples and write the model card."""
-    from benchmarks.pair.command import pair
-
     from training.export import write_model_card
 
     if evaluate:
-        pair(markdown_file=paths.EVALUATION, json_file=paths.EVALUATION.with_suffix(".json"))
+        pair_command.pair(markdown_file=paths.EVALUATION, json_file=paths.EVALUATION.with_suffix(".json"))
     write_model_card()
 
 
@@ -263,5 +266,13 @@ def all_command(seed: Seed = 0) -> None:
     card_command()
 
 
+def main() -> None:
+    """Run the command line; an error of paceline's is one line on stderr."""
+    try:
+        app()
+    except PacelineError as error:
+        raise SystemExit(f"training: {error}") from None
+
+
 if __name__ == "__main__":
-    app()
+    main()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.pair.logit_rows import row_acceptance
 
 from paceline.core.params import SamplingParams
-from paceline.core.sampling import RowSampler
+from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.verify import CoupledVerifier
-from paceline.lab.agreement import coupled_acceptance
-from tests.lab.doctor.helpers import noisy_model
+from paceline.lab.agreement import coupled_acceptance, fit_width, read_predicting_rows
+from tests.lab.doctor.helpers import engine, noisy_model, some_tokens
 
 
 class TestCoupledAcceptance:
@@ -49,9 +49,12 @@ class TestCoupledAcceptance:
     @pytest.mark.parametrize("filters", [{}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}])
     def test_is_how_often_the_verifier_accepts(self, temperature: float, filters: dict[str, Any]) -> None:
         target_row, draft_row = noisy_model(3)([1]), noisy_model(3)([1]) + noisy_model(4, scale=1.5)([1])
-        chance = row_acceptance(
-            target_row, draft_row, RowSampler(SamplingParams(temperature=temperature, seed=0, **filters))
+        sampler = RowSampler(SamplingParams(temperature=temperature, seed=0, **filters))
+        target_probs, draft_probs = (
+            probabilities(sampler.candidates(row, ()), len(row), greedy=sampler.params.greedy)
+            for row in (target_row, draft_row)
         )
+        chance = coupled_acceptance(target_probs, draft_probs)
         verifier = CoupledVerifier(RowSampler(SamplingParams(temperature=temperature, seed=5, **filters)))
         trials = 4000
         hits = sum(
@@ -60,3 +63,25 @@ class TestCoupledAcceptance:
         )
         # Five standard errors: one false alarm in two million.
         assert abs(hits / trials - chance) <= 5 * math.sqrt(chance * (1 - chance) / trials)
+
+
+class TestReadPredictingRows:
+    def test_rows_are_those_of_the_model_in_passes_of_any_size(self) -> None:
+        model, token_ids = noisy_model(1), some_tokens(150)
+        for (max_rows, max_outputs), first in itertools.product(((512, None), (7, None), (512, 3)), (1, 2, 65, 149)):
+            reader = engine(model, max_rows=max_rows, max_outputs=max_outputs)
+            read = np.stack(list(read_predicting_rows(reader, token_ids, first)))
+            expected = [model(token_ids[:index]) for index in range(first, len(token_ids))]
+            assert np.array_equal(read, np.stack(expected))
+
+    def test_frees_its_sequence(self) -> None:
+        reader = engine(noisy_model(1), max_sequences=1)
+        for _ in range(3):
+            next(iter(read_predicting_rows(reader, some_tokens(200))))
+            assert len(list(read_predicting_rows(reader, some_tokens(10)))) == 9
+
+
+def test_draft_rows_have_the_targets_width() -> None:
+    row = np.array([1.0, 2.0, 3.0])
+    assert fit_width(row, 2).tolist() == [1.0, 2.0]
+    assert fit_width(row, 4).tolist() == [1.0, 2.0, 3.0, -math.inf]

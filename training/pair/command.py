@@ -1,4 +1,4 @@
-"""``python -m benchmarks pair``: options, the texts, progress, and where the figures go."""
+"""``python -m training pair``: options, the texts, progress, and where the figures go."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from benchmarks.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS, Evaluation, Figures, work
-from benchmarks.pair.report import markdown, print_tables, tables
 from benchmarks.reporting import JsonOption, ThreadsOption, console, progress_bar, split, write_figures
+
 from paceline.api import Model, load
 from paceline.atomic_output import atomic_file
 from paceline.cli.outputs import check_outputs
@@ -20,16 +18,18 @@ from paceline.engines.options import ModelOptions
 from paceline.models.embedded import HELDOUT_KINDS, embedded_draft, embedded_target, heldout
 from paceline.models.registry import resolve_model
 from paceline.planning.policies.fixed import FixedPolicy
+from training.pair.evaluation import CONTEXT_TOKENS, DRAFT_LENGTH, PROMPT_TOKENS, Evaluation, Figures, work
+from training.pair.report import markdown, print_tables, tables
 
 MAX_ANSWER = CONTEXT_TOKENS - PROMPT_TOKENS
 
 EPILOG = """[bold]Examples[/bold]
 
-python -m benchmarks pair  [dim]# the embedded pair, all kinds of text[/dim]
+python -m training pair  [dim]# the embedded pair, all kinds of text[/dim]
 
-python -m benchmarks pair --prompts 4 --kinds code,logs
+python -m training pair --prompts 4 --kinds code,logs
 
-python -m benchmarks pair --target new-target.gguf --draft new-draft.gguf --json pair.json --markdown pair.md
+python -m training pair --target new-target.gguf --draft new-draft.gguf --json pair.json --markdown pair.md
 """
 
 

@@ -15,14 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pair.logit_rows import (
-    LiveText,
-    count_copied,
-    measure_loss,
-    read_paired_rows,
-    row_acceptance,
-    write,
-)
 from paceline.api import Model
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler
@@ -30,6 +22,14 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import Engine
 from paceline.lab.intervals import ALL, Depth, Ratio, Share, Tally, depths
 from paceline.lab.task import is_repetitive
+from training.pair.logit_rows import (
+    LiveText,
+    count_copied,
+    measure_loss,
+    read_paired_rows,
+    row_acceptance,
+    write,
+)
 
 CONTEXT_TOKENS = 512
 """Longest text that either model reads here."""

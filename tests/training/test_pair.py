@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.__main__ import app
-from benchmarks.pair.evaluation import (
+import typer
+from rich.console import Console
+from training.pair.evaluation import (
     COPIED_TOKENS,
     DRAFT_LENGTH,
     GREEDY,
@@ -23,9 +24,8 @@ from benchmarks.pair.evaluation import (
     Setting,
     work,
 )
-from benchmarks.pair.logit_rows import read_paired_rows, write
-from benchmarks.pair.report import markdown, print_tables, tables
-from rich.console import Console
+from training.pair.logit_rows import read_paired_rows, write
+from training.pair.report import markdown, print_tables, tables
 from typer.testing import CliRunner
 
 from paceline.api import Model
@@ -221,6 +221,14 @@ class TestReport:
         assert set(plain["coupled"]) == {setting.name for setting in SETTINGS}
 
 
+@pytest.fixture
+def app() -> typer.Typer:
+    pytest.importorskip("tokenizers", reason="needs paceline[torch]")
+    from training.__main__ import app
+
+    return app
+
+
 class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -233,16 +241,16 @@ class TestCommand:
         ],
     )
     def test_refuses_before_anything_is_loaded(
-        self, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+        self, app: typer.Typer, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("benchmarks.pair.command.load", lambda *_, **__: pytest.fail("loaded a model"))
+        monkeypatch.setattr("training.pair.command.load", lambda *_, **__: pytest.fail("loaded a model"))
         result = CliRunner().invoke(app, ["pair", *arguments])
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
 
-    def test_writes_its_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("benchmarks.pair.command.load", lambda *_, **__: scripted_pair())
-        monkeypatch.setattr("benchmarks.pair.command.heldout", lambda kind: [chr(ord("!") + len(kind)) * 40] * 3)
+    def test_writes_its_files(self, app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("training.pair.command.load", lambda *_, **__: scripted_pair())
+        monkeypatch.setattr("training.pair.command.heldout", lambda kind: [chr(ord("!") + len(kind)) * 40] * 3)
         models = tmp_path / "big.gguf", tmp_path / "small.gguf"
         for path in models:
             path.write_bytes(b"weights")

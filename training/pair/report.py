@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.reporting import table
 from rich.console import Console
 
-from benchmarks.pair.evaluation import (
+from paceline.core.params import SamplingParams
+from paceline.lab.intervals import ALL, Ratio, Share
+from paceline.lab.task import LOOPING_BELOW
+from training.pair.evaluation import (
     COPIED_TOKENS,
     DRAFT_LENGTH,
     GREEDY,
@@ -20,10 +24,6 @@ from benchmarks.pair.evaluation import (
     Figures,
     Setting,
 )
-from benchmarks.reporting import table
-from paceline.core.params import SamplingParams
-from paceline.lab.intervals import ALL, Ratio, Share
-from paceline.lab.task import LOOPING_BELOW
 
 _NONE = "-"
 _WRITTEN = (GREEDY, SAMPLED)
@@ -71,7 +71,7 @@ def markdown(shown: Sequence[Table], figures: Figures, files: Mapping[str, str])
     texts = ", ".join(f"{count} of {kind}" for kind, count in figures.texts.items())
     lines = [
         f"Measured on `{files['target']}` and `{files['draft']}` as the engine runs them, on held-out texts "
-        f"({texts}), by `python -m benchmarks pair`. A figure after ± is one standard error, with whole texts as the "
+        f"({texts}), by `python -m training pair`. A figure after ± is one standard error, with whole texts as the "
         "independent units.",
         "",
         *(f"- {bar}" for bar in _bars(figures)),
