@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
-from paceline.sizes import format_memory, parse_bytes
+from paceline.sizes import format_memory, format_seconds, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,21 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @given(st.integers(0, 1 << 45))
 def test_what_is_said_to_be_needed_is_enough(num_bytes: int) -> None:
     assert num_bytes <= parse_bytes(format_memory(num_bytes)) <= num_bytes + max(1 << 20, num_bytes // 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60m", 3600), ("1h30m", 5400), ("1h 30min", 5400), ("90s", 90), ("90", 90), ("0.5h", 1800), ("2M30S", 150)],
+)
+def test_times_are_written_with_their_units(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "soon", "-5m", "1d", "30m1h", "1e3s", "nan"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="60m"):
+        parse_seconds(text)
+
+
+def test_times_are_said_in_few_words() -> None:
+    assert [format_seconds(seconds) for seconds in (42.3, 89, 720, 5400)] == ["42 s", "89 s", "12 min", "1 h 30 min"]

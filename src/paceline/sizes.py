@@ -1,4 +1,4 @@
-"""Counts and sizes as text, with three significant digits and a unit, and sizes read from text."""
+"""Counts, sizes and times as text, with a unit, and sizes and times read from text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from paceline.core.errors import InputError
 
 _BYTES: Final = (" bytes", " kB", " MB", " GB")
 _WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_TIME: Final = re.compile(r"(?:(\d+(?:\.\d+)?)h)? ?(?:(\d+(?:\.\d+)?)m(?:in)?)? ?(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
 _THOUSANDS: Final = ("", " k", " M", " B")
 
 
@@ -32,6 +33,25 @@ def parse_bytes(text: str) -> int:
     if found is None:
         raise InputError(f"{text!r} is no size: give a number and a unit, such as 12G or 800M")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that a time stands for, such as ``60m``, ``1h30m`` or ``90s``; without a unit, of seconds."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise InputError(f"{text!r} is no time: give a number and a unit, such as 60m, 1h30m or 90s")
+    hours, minutes, seconds = (float(part or 0.0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time as people say it, such as ``42 s``, ``12 min`` or ``1 h 30 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def format_count(count: int) -> str:

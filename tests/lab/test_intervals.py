@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.lab.intervals import ALL, Tally, _student_t, depths, estimate, quotient, ratio, share
+from paceline.lab.intervals import ALL, Tally, _student_t, depths, difference, estimate, quotient, ratio, share
 
 
 def test_of_equal_values_the_interval_is_a_point() -> None:
@@ -143,3 +143,19 @@ def test_a_quotient_has_the_interval_of_other_texts(texts: int) -> None:
 @pytest.mark.parametrize("freedom", [3, 4, 7, 15, 40])
 def test_quantiles_of_student(freedom: int) -> None:
     assert _student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.01)
+
+
+def test_a_difference_is_of_pairs() -> None:
+    """Texts that differ by far more than each of them changed."""
+    texts = [(10.0, 12.0, 100), (50.0, 53.0, 100), (70.0, 72.0, 100), (90.0, 91.0, 100)]
+    found = difference(texts)
+    assert found.value == pytest.approx(0.02)
+    assert found.low is not None
+    assert found.high is not None
+    error = np.std([0.02, 0.03, 0.02, 0.01], ddof=1) / math.sqrt(4)
+    assert found.high - found.value == pytest.approx(stats.t.ppf(0.975, 3) * error, rel=0.02)
+    assert found.value - found.low == pytest.approx(found.high - found.value)
+    assert difference(texts[:1]).low is None
+    assert difference([(5.0, 6.0, 10)] * 4).low == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="nothing"):
+        difference([])

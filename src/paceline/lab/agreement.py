@@ -46,6 +46,17 @@ class Agreement:
     same_top: Mapping[str, Ratio]
 
 
+@dataclass(frozen=True, slots=True)
+class TextAgreement:
+    """Sums over the places of one answer; see :class:`Agreement`."""
+
+    kind: str
+    places: int
+    coupled: float
+    overlap: float
+    same_top: float
+
+
 def measure_agreement(
     draft: Engine,
     written: Sequence[WrittenAnswer],
@@ -59,9 +70,27 @@ def measure_agreement(
     The draft needs a sequence to spare. It never proposes ids from ``target_vocab_size`` on, nor ``unshared_ids``,
     which are another token to the target. The answers were sampled at ``temperature``.
     """
+    coupled, overlap, same_top = Tally(), Tally(), Tally()
+    for text in agree_by_text(
+        draft, written, target_vocab_size=target_vocab_size, unshared_ids=unshared_ids, temperature=temperature
+    ):
+        coupled.add(text.kind, text.coupled, text.places)
+        overlap.add(text.kind, text.overlap, text.places)
+        same_top.add(text.kind, text.same_top, text.places)
+    return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
+
+
+def agree_by_text(
+    draft: Engine,
+    written: Sequence[WrittenAnswer],
+    *,
+    target_vocab_size: int,
+    unshared_ids: Sequence[int],
+    temperature: float,
+) -> Iterator[TextAgreement]:
+    """Yield the agreement on each answer, as it is measured; see :func:`measure_agreement`."""
     sampler = RowSampler(SamplingParams(temperature=temperature, seed=0))
     masked = np.array([token_id for token_id in unshared_ids if token_id < target_vocab_size], dtype=np.int64)
-    tallies = coupled, overlap, same_top = Tally(), Tally(), Tally()
     for each in written:
         token_ids = [*each.task.prompt_ids, *each.token_ids]
         sums = [0.0, 0.0, 0.0]
@@ -71,9 +100,7 @@ def measure_agreement(
             row[masked] = -np.inf
             for index, value in enumerate(compare_places(place, read_place(sampler, row))):
                 sums[index] += value
-        for tally, total in zip(tallies, sums, strict=True):
-            tally.add(each.task.workload, total, len(each.token_ids))
-    return Agreement(coupled.ratios(), overlap.ratios(), same_top.ratios())
+        yield TextAgreement(each.task.workload, len(each.token_ids), *sums)
 
 
 def compare_places(ours: Place, theirs: Place) -> tuple[float, float, float]:

@@ -9,6 +9,7 @@ function           data                                                 method
 :func:`ratio`      a sum over a count, both gathered text by text       ratio estimator, texts as the units
 :func:`depths`     products of such ratios, as of chains of drafts      jackknife: without one text after the other
 :func:`quotient`   two sums over few texts, such as seconds             Student's t of the logarithm over texts
+:func:`difference` a ratio before and after, on the same texts          ratio estimator of pairs, Student's t
 =================  ===================================================  ========================================
 
 What follows within one text goes together, so that texts, and not their tokens, are the units.
@@ -241,6 +242,20 @@ def quotient(numerator: Float64Array, denominator: Float64Array) -> Interval:
     error = math.sqrt(count / (count - 1) * float(rest @ rest)) / float(numerator.sum())
     factor = math.exp(_student_t(count - 1) * error)
     return Interval(value, value / factor, value * factor)
+
+
+def difference(texts: Sequence[tuple[float, float, int]]) -> Interval:
+    """Return by how much a ratio rose from before to after, ``texts`` having both sums and the count of each.
+
+    What is hard in a text is hard before and after, so that the difference varies less than either.
+    """
+    paired = ratio([(after - before, count) for before, after, count in texts])
+    if paired.value is None:
+        raise ValueError("there is no difference of nothing")
+    if paired.texts < 2:
+        return Interval(paired.value, None, None)
+    spread = _student_t(paired.texts - 1) * (paired.standard_error or 0.0)
+    return Interval(paired.value, paired.value - spread, paired.value + spread)
 
 
 def _student_t(freedom: int) -> float:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.errors import InputError
 from paceline.core.vocabulary import Vocabulary
@@ -50,10 +50,10 @@ def heldout_samples() -> list[Sample]:
     return [sample for turn in zip(*by_kind, strict=True) for sample in turn]
 
 
-def file_samples(path: Path) -> list[Sample]:
-    """Return the texts in a user's file: of its lines where it is JSON lines, else pieces from all over it."""
+def file_samples(path: Path, pieces: int = _PIECES) -> list[Sample]:
+    """Return the texts in a user's file: of its lines where it is JSON lines, else ``pieces`` from all over it."""
     content = file_text(path)
-    texts = list(_read_json_lines(path, content)) if path.suffix == ".jsonl" else list(_cut_pieces(content))
+    texts = list(_read_json_lines(path, content)) if path.suffix == ".jsonl" else list(cut_pieces(content, pieces))
     if not texts:
         raise InputError(f"{path} holds no text: give a file of the text you generate, or prompts as JSON lines")
     return [Sample(OWN_KIND, f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)]
@@ -73,14 +73,7 @@ def file_text(path: Path) -> str:
 
 
 def _read_json_lines(path: Path, content: str) -> Iterator[str]:
-    # Texts in JSON may have characters that Python's splitlines takes for ends of lines.
-    for number, line in enumerate(content.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(f"{path}, line {number}: this is no JSON; name a file of plain text otherwise") from None
+    for number, said in _parse_json_lines(path, content):
         text = next((said[name] for name in _FIELDS if name in said), None) if isinstance(said, dict) else said
         if not isinstance(text, str):
             raise InputError(
@@ -90,13 +83,36 @@ def _read_json_lines(path: Path, content: str) -> Iterator[str]:
             yield text
 
 
-def _cut_pieces(content: str) -> Iterator[str]:
+def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects in a file of JSON lines, with the numbers of their lines."""
+    try:
+        content = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    for number, said in _parse_json_lines(path, content):
+        if not isinstance(said, dict):
+            raise InputError(f"{path}, line {number}: this is no JSON object")
+        yield number, said
+
+
+def _parse_json_lines(path: Path, content: str) -> Iterator[tuple[int, Any]]:
+    # Texts in JSON may have characters that Python's splitlines takes for ends of lines.
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError):
+            raise InputError(f"{path}, line {number}: this is no JSON; name a file of plain text otherwise") from None
+
+
+def cut_pieces(content: str, count: int) -> Iterator[str]:
     """Yield pieces that begin at lines all over a text, each with all that follows it up to the next."""
     if not content.strip():
         return
     starts = [0]
-    for number in range(1, _PIECES):
-        line = content.find("\n", number * len(content) // _PIECES) + 1
+    for number in range(1, count):
+        line = content.find("\n", number * len(content) // count) + 1
         if line > starts[-1]:
             starts.append(line)
     for start, end in zip(starts, [*starts[1:], len(content)], strict=True):
