@@ -12,7 +12,21 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import bench, chat, compare, convert, demo, doctor, exits, inflate, models, profile, run, serve
+from paceline.cli import (
+    bench,
+    chat,
+    compare,
+    convert,
+    demo,
+    distil,
+    doctor,
+    exits,
+    inflate,
+    models,
+    profile,
+    run,
+    serve,
+)
 from paceline.cli.commands import Command, Group
 from paceline.cli.display import prepare_streams
 from paceline.cli.options import in_flags
@@ -68,6 +82,7 @@ _add_command(
 app.add_typer(models.app, name="models")
 _add_command("doctor", doctor.doctor, doctor.EPILOG)
 _add_command("compare", compare.compare, compare.EPILOG)
+_add_command("distil", distil.distil_command, distil.EPILOG)
 _add_command("profile", profile.profile_command, profile.EPILOG)
 _add_command("bench", bench.bench, bench.EPILOG)
 _add_command("inflate", inflate.inflate_command, inflate.EPILOG)

@@ -105,7 +105,7 @@ def _iter_advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: b
         elif accepted < _APART and cost < _CHEAP:
             yield (
                 f"{accepted:.0%} accepted from a draft that costs {cost:.2f} of a plain round: it is cheap and says "
-                "other things; training it on the target's answers should help"
+                "other things; training it on the target's answers should help: paceline distil"
             )
     if prediction.without_model.gain.value >= _LOOKUP_GAIN:
         yield (
