@@ -76,7 +76,7 @@ def test_control_tokens_that_are_spelled_in_the_message_stay_text() -> None:
     assert not prompt.begun
 
 
-def test_another_answer_can_be_asked_for_instead() -> None:
+def test_another_answer_is_asked_for_or_not() -> None:
     closed = f"{OPENING}Whill<|im_end|>\n"
     for params in ({"continue_final_message": False}, {"add_generation_prompt": True}):
         prompt = prompt_of(CHATML, said("Whill"), **params)
@@ -84,10 +84,9 @@ def test_another_answer_can_be_asked_for_instead() -> None:
         assert not prompt.continued
     neither = prompt_of(CHATML, said("Whill"), continue_final_message=False, add_generation_prompt=False)
     assert neither.text == closed
-
-
-def test_a_prompt_may_end_with_its_last_message() -> None:
     assert prompt_of(CHATML, add_generation_prompt=False).text == "<|im_start|>user\nWho?<|im_end|>\n"
+    two = prompt_of(CHATML, said("Whill"), said("b"), continue_final_message=False)
+    assert two.text == f"{closed}<|im_start|>assistant\nb<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
@@ -109,11 +108,6 @@ def test_what_cannot_be_continued(last: list[Message], params: dict[str, Any]) -
     assert "\n" not in str(refused.value)
     if not last:
         assert refused.value.field == "continue_final_message"
-
-
-def test_of_two_answers_the_last_is_answered_by_another() -> None:
-    two = prompt_of(CHATML, said("a"), said("b"), continue_final_message=False)
-    assert two.text.endswith("a<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize(

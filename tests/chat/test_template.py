@@ -355,11 +355,6 @@ def test_what_a_template_raises_is_one_line_with_a_way_out(source: str, message:
     assert "Marked" not in line, "a class of ours"
 
 
-def test_what_reaches_out_is_the_file_s_fault() -> None:
-    with pytest.raises(ModelFileError):
-        render("{{ messages.__class__.__mro__ }}")
-
-
 @pytest.mark.parametrize("name", ["tools", "documents", "anything"])
 @pytest.mark.parametrize("value", [[object()], {"a": Path()}, [b"bytes"], print])
 def test_what_json_has_not_is_refused(name: str, value: Any) -> None:

@@ -53,20 +53,22 @@ def test_a_source_is_compiled_once_and_each_answer_begins_anew(monkeypatch: pyte
     assert compiled == ["ab"]
 
 
-def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limits", "texts", "expected"),
+    [
+        (CompilingLimits(kept=2), ["a", "b", "a", "c", "a", "b"], ["a", "b", "c", "b"]),
+        (CompilingLimits(kept_bytes=10), ["aaaa", "bbbb", "cccc", "bbbb"], ["aaaa", "bbbb", "cccc"]),
+        (CompilingLimits(kept_bytes=10), ["d" * 11, "d" * 11], ["d" * 11, "d" * 11]),
+    ],
+)
+def test_those_used_last_are_kept(
+    limits: CompilingLimits, texts: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = count_compiled(monkeypatch)
-    compiler = ConstraintCompiler(BYTES, CompilingLimits(kept=2))
-    for text in ("a", "b", "a", "c", "a", "b"):
+    compiler = ConstraintCompiler(BYTES, limits)
+    for text in texts:
         compiler.compile(Regex(text))
-    assert compiled == ["a", "b", "c", "b"]
-
-
-def test_no_more_bytes_are_kept_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = count_compiled(monkeypatch)
-    compiler = ConstraintCompiler(BYTES, CompilingLimits(kept_bytes=10))
-    for text in ("aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11):
-        compiler.compile(Regex(text))
-    assert compiled == ["aaaa", "bbbb", "cccc", "d" * 11, "d" * 11]
+    assert compiled == expected
 
 
 def test_sources_in_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
