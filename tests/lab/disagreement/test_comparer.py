@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import InputError
+from paceline.core.errors import CapabilityError, InputError
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.lab.comparison import Stopped
 from paceline.lab.disagreement.comparer import AsItIs, Disagreement, OwnAnswers, compare_models
 from paceline.lab.intervals import ALL
 from paceline.lab.samples import heldout_samples
 from paceline.models.embedded import embedded_draft, embedded_target, heldout
+from tests.engines.tiny_models import write_block_head, write_eagle_head, write_model
 
 TARGET = ModelOptions(embedded_target(), context_length=256, threads=1, flash_attention=True)
 DRAFT = DraftOptions(path=embedded_draft()).beside(TARGET)
@@ -87,6 +89,27 @@ def test_a_translated_draft_reads_a_text_as_it_is_too() -> None:
     text = dataclasses.replace(TEXT, text=TEXT.text[:400])
     found = compare_models(TARGET, dataclasses.replace(DRAFT, draft_vocab="translate"), text, temperature=0.8)
     assert sum(token.overlap > 0.0 for text in found.texts for token in text.tokens) > 10
+
+
+@pytest.mark.parametrize("source", [ANSWERS, AsItIs("some.txt", "some words " * 40, 64)], ids=["answers", "as it is"])
+def test_a_head_is_compared_by_the_rows_that_it_proposes_by(source: OwnAnswers | AsItIs, tmp_path: Path) -> None:
+    target = ModelOptions(
+        write_model(tmp_path / "target.gguf", "llama", tokenizer="bytes", layers=4), context_length=256, threads=1
+    )
+    head = write_eagle_head(tmp_path / "head.gguf", 32)
+    found = compare_models(target, DraftOptions(path=head).beside(target), source, temperature=0.8)
+    tokens = [token for text in found.texts for token in text.tokens]
+    assert len(tokens) >= 40
+    assert all(token.draft_tops and token.divergence for token in tokens)
+
+
+def test_a_head_of_blocks_is_refused(tmp_path: Path) -> None:
+    target = ModelOptions(
+        write_model(tmp_path / "target.gguf", "llama", tokenizer="bytes", layers=4), context_length=256, threads=1
+    )
+    head = write_block_head(tmp_path / "head.gguf", 32)
+    with pytest.raises(CapabilityError, match="drafts blocks"):
+        compare_models(target, DraftOptions(path=head).beside(target), ANSWERS, temperature=0.8)
 
 
 @pytest.mark.parametrize(
