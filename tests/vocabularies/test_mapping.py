@@ -65,6 +65,20 @@ def test_a_row_weighs_first_tokens_by_the_sum_of_what_begins_with_them() -> None
     assert list(row.logits) == [0.0, -np.inf, -np.inf, -np.inf]
 
 
+def test_an_indentation_weighs_for_the_one_that_has_the_next_words_space_too() -> None:
+    draft = [b"a", b"b", b"\n", b" ", b"  ", b" b"]
+    # Its tokenizer leaves the last space to the word; scripted tokenizers take the longest token.
+    mapping = mapped([b"a", b"b", b"\n", b" ", b"  ", b"   "], draft)
+    mapping.draft.joins_space = True
+    row = np.full(len(draft), -np.inf, dtype=np.float32)
+    row[4] = 1.0
+    projected = mapping.project(row)
+    assert projected is not None
+    assert int(projected.logits.argmax()) == 5
+    # What it spells is as it was.
+    assert mapping.target_tokens(4) == (4,)
+
+
 def test_only_the_likeliest_tokens_of_a_wide_row_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.vocabularies.mapping._MAX_TRANSLATED", 3)
     mapping = mapped([b"a", b"b", b"c", b"d", b"e"], [b"a", b"b", b"c", b"d", b"e"])

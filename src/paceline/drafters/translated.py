@@ -235,7 +235,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         is_text = len(piece) > 0
         if is_text:
             chain.spelled += piece
-            token_ids = self._translate(chain, self._next_space(piece))
+            token_ids = self._translate(chain, self._mapping.space_after(piece))
             if token_ids is None:
                 return False
         else:
@@ -272,11 +272,6 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         if job.request.verifier.sampler.is_constrained and not self._keep_allowed(job, follower):
             return False
         return is_text and end is None and len(follower.fed) + 1 < _LEVELS_PER_TOKEN * most
-
-    def _next_space(self, piece: bytes) -> bytes:
-        """Return the space that a draft has left to the word after an indentation, which the target counts to it."""
-        is_indentation = len(piece) > 1 and piece.isspace() and piece.endswith(b" ")
-        return b" " if is_indentation and self._mapping.draft.joins_space else b""
 
     def _translate(self, chain: _Chain, following: bytes) -> list[int] | None:
         """Return the target's tokens of what is drafted and known to follow, a character's beginning left out."""
@@ -358,7 +353,7 @@ class TranslatedDrafter(FollowingDrafter[_Reader]):
         draft_ids, first_ids = [], []
         for draft_id in longer_ids[np.argsort(-row[longer_ids], kind="stable")[:_MAX_HEALING]]:
             piece = self.engine.vocabulary.token_bytes(int(draft_id))
-            token_ids = self._mapping.target.continuation(cut.before + piece)
+            token_ids = self._mapping.target.continuation(cut.before + piece + self._mapping.space_after(piece))
             if token_ids is not None and len(token_ids) > num_said and token_ids[:num_said] == said:
                 draft_ids.append(int(draft_id))
                 first_ids.append(token_ids[num_said])

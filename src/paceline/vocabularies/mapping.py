@@ -166,9 +166,19 @@ class TokenMapping:
         )
         return self._sorted_ids[first:last]
 
+    def space_after(self, piece: bytes) -> bytes:
+        """Return the space that a draft has left to the word after an indentation, which the target counts to it."""
+        is_indentation = len(piece) > 1 and piece.isspace() and piece.endswith(b" ")
+        return b" " if is_indentation and self.draft.joins_space else b""
+
     def _know(self, draft_id: int, token_ids: tuple[int, ...]) -> None:
         self._tokens[draft_id] = token_ids
         self._first[draft_id] = token_ids[0] if token_ids else _NOTHING
+        piece = self.draft.vocabulary.token_bytes(draft_id)
+        space = self.space_after(piece)
+        if space:
+            whole = self._translate(piece + space)
+            self._first[draft_id] = whole[0] if whole else self._first[draft_id]
 
     def _translate(self, piece: bytes) -> tuple[int, ...]:
         if not piece:
