@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import httpx
-import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serving.connections import AcceptingServer, socket_options
+from paceline.serving.deployment import bind
 from paceline.serving.middleware import with_security
 from paceline.serving.security import SecuritySettings, get_namespace
+from tests.serving.starting import in_thread
 from tests.timing import WAIT_S
 
 T = TypeVar("T")
 
-HOME = "http://127.0.0.1:8080"
+HOST = "127.0.0.1"
+HOME = f"http://{HOST}:8080"
 
 
 @dataclass
@@ -178,17 +178,6 @@ class Socket:
 @contextmanager
 def serving(app: ASGIApp, settings: SecuritySettings) -> Iterator[int]:
     """Serve an application on a free port of the loopback; gives the port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        with_security(app, settings), log_level="critical", lifespan="off", **socket_options(settings)
-    )
-    server = AcceptingServer(config, settings)
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
+    (listener,) = bind([HOST], 0)
+    with in_thread(with_security(app, settings), settings, listener):
         yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(WAIT_S)
-        listener.close()
-    assert not thread.is_alive()

@@ -13,7 +13,6 @@ from typing import Any, Final
 import anthropic
 import httpx
 import openai
-import uvicorn
 
 import paceline
 from paceline.chat.params import ChatParams
@@ -23,13 +22,13 @@ from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions
 from paceline.serving.answering import Answer
 from paceline.serving.app import create_app
-from paceline.serving.connections import AcceptingServer, socket_options
 from paceline.serving.deployment import bind, server_url
 from paceline.serving.model_host import ModelHost, Served, ServedModel
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from tests.chat.conversing import CHATML
 from tests.serving.scripted import scripted_model
+from tests.serving.starting import in_thread
 from tests.timing import WAIT_S
 
 NAME: Final = "scripted"
@@ -170,30 +169,24 @@ def hosted(load: Callable[[], Served], options: ServerOptions | None = None, *, 
     server = Server(host, options)
     security = SecuritySettings.from_options(options)
     (listener,) = bind(["127.0.0.1"], 0)
-    config = uvicorn.Config(create_app(server, security), log_config=None, lifespan="off", **socket_options(security))
-    web = AcceptingServer(config, security)
     running = Hosted(server_url(listener, has_tls=options.has_tls, prefix=options.prefix), server, host)
 
-    async def serve() -> None:
+    @asynccontextmanager
+    async def loading_beside() -> AsyncIterator[None]:
         loading = asyncio.create_task(host.load())
-        await web.serve([listener])
+        yield
         await loading
         await host.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        if wait:
-            assert ready.wait(WAIT_S)
-        yield running
-    finally:
-        running.web.close()
-        host.stop_taking()
-        server.end_answers()
-        web.should_exit = True
-        thread.join(WAIT_S)
-        listener.close()
-    assert not thread.is_alive()
+    with in_thread(create_app(server, security), security, listener, loading_beside):
+        try:
+            if wait:
+                assert ready.wait(WAIT_S)
+            yield running
+        finally:
+            running.web.close()
+            host.stop_taking()
+            server.end_answers()
 
 
 def _note_answers(running: Hosted) -> None:

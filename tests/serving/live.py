@@ -22,12 +22,13 @@ from paceline.planning.base import RoundRecord
 from paceline.planning.policies.fixed import NO_SPECULATION
 from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
-from paceline.serving.deployment import _serve, bind
+from paceline.serving.deployment import bind
 from paceline.serving.model_host import ModelHost, Served
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from tests.serving.hosted import chatting
 from tests.serving.scripted import SIZE, VOCABULARY
+from tests.serving.starting import in_this_loop
 from tests.timing import WAIT_S
 
 
@@ -158,19 +159,12 @@ async def live(
     host = ModelHost(lambda report: chatting(model), on_ready=on_ready)
     server = Server(host, options)
     security = security or SecuritySettings()
-    (listening,) = bind(options.host, 0)
-    port = listening.getsockname()[1]
-    ended = asyncio.create_task(_serve(create_app(server, security), server, security, [listening]))
-    try:
-        async with asyncio.timeout(WAIT_S):
-            await ready.wait()
-        yield Live(port, server, model, gate, ended)
-    finally:
-        gate.open()
-        if not ended.done():
-            os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(WAIT_S):
-            await ended
+    (listener,) = bind(options.host, 0)
+    async with in_this_loop(create_app(server, security), server, security, listener, ready) as ended:
+        try:
+            yield Live(listener.getsockname()[1], server, model, gate, ended)
+        finally:
+            gate.open()
 
 
 def repeated(token: str) -> LogitFunction:

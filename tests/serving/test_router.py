@@ -21,13 +21,14 @@ from paceline import __version__
 from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.app import create_app
-from paceline.serving.deployment import _serve, bind
+from paceline.serving.deployment import bind, server_url
 from paceline.serving.router import app as app_module
 from paceline.serving.router.app import PoolHost, RouterHandlers, RouterServer
 from paceline.serving.router.pool import Launch, ModelPool
 from paceline.serving.router.presets import Preset
 from paceline.serving.security import SecuritySettings
 from tests.serving import played_model
+from tests.serving.starting import in_this_loop
 from tests.timing import WAIT_S
 
 _PROGRAM = (sys.executable, "-I", "-S", str(Path(played_model.__file__)))
@@ -36,8 +37,8 @@ _PROGRAM = (sys.executable, "-I", "-S", str(Path(played_model.__file__)))
 class Router:
     """A router that runs, and a client that asks it."""
 
-    def __init__(self, url: str, pool: ModelPool, ended: asyncio.Task[int]) -> None:
-        self.url, self.pool, self.ended = url, pool, ended
+    def __init__(self, url: str, pool: ModelPool) -> None:
+        self.pool = pool
         self.web = httpx.AsyncClient(base_url=url, timeout=WAIT_S, trust_env=False)
 
     async def ask(self, model: object, status: int = 200, path: str = "/v1/completions", **body: Any) -> Any:
@@ -96,20 +97,11 @@ async def routed(
     ready = asyncio.Event()
     server = RouterServer(PoolHost(pool, on_ready=ready.set), options)
     security = SecuritySettings.from_options(options)
-    (listening,) = bind(options.host, 0)
+    (listener,) = bind(options.host, 0)
     app = create_app(server, security, RouterHandlers(server).routes())
-    ended = asyncio.create_task(_serve(app, server, security, [listening]))
-    router = Router(f"http://127.0.0.1:{listening.getsockname()[1]}{options.prefix}", pool, ended)
-    try:
-        async with asyncio.timeout(WAIT_S):
-            await ready.wait()
+    router = Router(server_url(listener, has_tls=False, prefix=options.prefix), pool)
+    async with in_this_loop(app, server, security, listener, ready), router.web:
         yield router
-    finally:
-        await router.web.aclose()
-        if not ended.done():
-            os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(WAIT_S):
-            await ended
     assert not [child for child in psutil.Process().children() if "played_model" in " ".join(child.cmdline())]
 
 
