@@ -236,9 +236,7 @@ def error_of(raised: pytest.ExceptionInfo[anthropic.APIStatusError]) -> tuple[st
     assert set(body) == {"type", "error", "request_id"}
     assert body["type"] == "error"
     assert body["request_id"] == raised.value.response.headers["request-id"]
-    assert (
-        raised.value.type == (body["error"]["type"] if body["error"]["type"] != "request_too_large" else None) or True
-    )
+    assert raised.value.type == body["error"]["type"]
     return body["error"]["type"], body["error"].get("param", "")
 
 

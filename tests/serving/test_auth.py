@@ -27,16 +27,12 @@ from tests.serving.asking import Echo, ask, http_scope
 def test_keys_come_from_lists_and_files(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_bytes(b"\xef\xbb\xbf# ours\r\n\r\n  sk-file-1 \r\n#sk-none\nsk-file-2")
-    keys = ApiKeys.from_options(["sk-1, sk-2", "sk-3,,sk-1"], [path])
+    keys = ApiKeys.from_options(["sk-1, sk-2", "sk-ß,,sk-1"], [path])
     assert len(keys) == 5
-    for key in (b"sk-1", b"sk-2", b"sk-3", b"sk-file-1", b"sk-file-2"):
+    for key in (b"sk-1", b"sk-2", "sk-ß".encode(), b"sk-file-1", b"sk-file-2"):
         assert keys.accepts(key)
     for key in (b"", b"sk-", b"sk-11", b"SK-1", b" sk-1", b"sk-1, sk-2", b"#sk-none", b"# ours", b"\xff"):
         assert not keys.accepts(key)
-
-
-def test_keys_may_have_letters_of_any_script() -> None:
-    assert ApiKeys(["schlüssel"]).accepts("schlüssel".encode())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.server_options import ServerOptions
 from paceline.serving.app import Handlers, create_app
 from paceline.serving.logs import LOGGER
 from paceline.serving.model_host import ModelHost
+from paceline.serving.page import page_files
 from paceline.serving.security import ApiKeys, SecuritySettings
 from paceline.serving.server import Server
 from tests.serving.asking import HOME, run
@@ -180,7 +181,7 @@ def test_what_is_not_offered_without_a_flag_is_status_501() -> None:
             assert response.status_code == 501
             assert response.json()["error"]["type"] == "not_supported_error"
             assert flag in response.json()["error"]["message"]
-        assert running.get("/").status_code == 404
+        assert {running.get(f"/{name}").status_code for name in page_files()} == {404}
         props = running.get("/props").json()
         assert (props["endpoint_slots"], props["endpoint_metrics"], props["ui"]) == (False, False, False)
 

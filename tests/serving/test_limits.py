@@ -265,12 +265,13 @@ def test_keys_take_turns() -> None:
 
 def test_what_is_refused_is_counted_before_a_route_sees_it_too() -> None:
     with hosted(scripted, ServerOptions(api_key=("a",), metrics=True)) as running:
-        assert running.post("/completion", {"prompt": "x"}).status_code == 401
+        for _ in range(2):
+            assert running.post("/completion", {"prompt": "x"}).status_code == 401
         headers = {"Authorization": "Bearer a"}
         assert running.post("/completion", {"prompt": []}, headers=headers).status_code == 400
         scraped = running.get("/metrics", headers=headers).text
-    for status, kind in ((401, "authentication_error"), (400, "invalid_request_error")):
-        assert f'paceline:requests_refused_total{{kind="{kind}",status="{status}"}} 1.0' in scraped
+    for status, kind, count in ((401, "authentication_error", 2), (400, "invalid_request_error", 1)):
+        assert f'paceline:requests_refused_total{{kind="{kind}",status="{status}"}} {count}.0' in scraped
 
 
 # The server's own errors
@@ -381,22 +382,12 @@ def test_a_body_of_unknown_size_is_refused_where_it_passes_the_limit(parts: tupl
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "²"])
 def test_a_nonsensical_length_is_not_believed(length: str) -> None:
+    """Nor is anything waited for after the end of the body."""
     scope = http_scope(content_length=length)
     for size, status in ((10, 200), (11, 413)):
-        assert call(with_security(Echo(), SMALL), scope, body_part(b"x" * size, more=False)).status == status
-
-
-def test_a_body_that_takes_too_long_is_refused() -> None:
-    routes = Echo()
-    app = with_security(routes, SecuritySettings(body_timeout_s=0.05))
-    sent = call(app, http_scope(content_length="9"), body_part(b"ab", more=True))
-    message = (
-        "the body did not arrive within 0.05 s, 2 bytes of it did: send it faster, or start the server with a longer "
-        "--timeout"
-    )
-    assert sent.status == 408
-    assert json.loads(sent.text) == refused(408, message, "timeout_error")
-    assert not routes.bodies
+        sent = call(with_security(Echo(), SMALL), scope, body_part(b"x" * size, more=False))
+        assert sent.status == status
+        assert not sent[-1].get("more_body")
 
 
 def test_a_client_that_leaves_within_its_body_gets_no_answer() -> None:
@@ -440,18 +431,6 @@ def test_the_rest_of_a_refused_body_is_read_before_the_end_of_the_answer() -> No
 def test_limits_are_above_zero(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"^{name} is {value}: it has to be above 0$"):
         SecuritySettings(**{name: value})  # type: ignore[arg-type]
-
-
-def test_nothing_is_waited_for_after_the_end_of_a_body() -> None:
-    parts = iter([body_part(b"x" * 11, more=False)])
-    sent = Sent()
-
-    async def receive() -> Message:
-        return next(parts)
-
-    run(lambda: with_security(Echo(), SMALL)(http_scope(transfer_encoding="chunked"), receive, sent))
-    assert sent.status == 413
-    assert not sent[-1]["more_body"]
 
 
 async def test_bodies_are_held_within_a_bound_of_all_and_of_each_key() -> None:
@@ -557,12 +536,18 @@ def test_a_chunked_body_beyond_the_limit_is_refused_over_a_socket() -> None:
 
 
 def test_a_body_that_stops_halfway_ends_the_connection() -> None:
-    with serving(Echo(), SecuritySettings(body_timeout_s=0.1)) as port, Socket(port) as client:
+    routes = Echo()
+    with serving(routes, SecuritySettings(body_timeout_s=0.1)) as port, Socket(port) as client:
         client.send("POST / HTTP/1.1", "host: localhost", "content-length: 100", "", body=b"half")
-        reply = client.rest()
-    assert reply.startswith("HTTP/1.1 408")
-    assert "connection: close" in reply.lower()
-    assert "the body did not arrive within 0.1 s, 4 bytes of it did" in reply
+        head, _, body = client.rest().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 408")
+    assert "connection: close" in head.lower()
+    message = (
+        "the body did not arrive within 0.1 s, 4 bytes of it did: send it faster, or start the server with a longer "
+        "--timeout"
+    )
+    assert json.loads(body) == refused(408, message, "timeout_error")
+    assert not routes.bodies
 
 
 def test_a_client_that_drops_a_half_sent_body_reaches_no_route() -> None:
@@ -574,19 +559,3 @@ def test_a_client_that_drops_a_half_sent_body_reaches_no_route() -> None:
             whole.send("POST / HTTP/1.1", "host: localhost", "content-length: 4", "connection: close", "", body=b"full")
             assert '"bytes": 4' in whole.rest()
     assert routes.bodies == [b"full"]
-
-
-def test_a_route_hears_of_a_dropped_connection() -> None:
-    heard: list[str] = []
-
-    async def routes(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"first", "more_body": True})
-        heard.append((await receive())["type"])
-
-    with serving(routes, SecuritySettings()) as port, Socket(port) as client:
-        client.send("GET / HTTP/1.1", "host: localhost", "")
-        assert client.line() == "HTTP/1.1 200 OK"
-        assert not heard
-    assert heard == ["http.disconnect"]

@@ -275,15 +275,6 @@ def test_ends_are_counted_by_reason_in_both_vocabularies() -> None:
     }
 
 
-def test_refused_requests_are_counted_by_status_and_kind() -> None:
-    metrics = metrics_of()
-    for status, kind in [(400, "invalid_request_error"), (429, "rate_limit_error"), (429, "rate_limit_error")]:
-        metrics.refused(status, kind)
-    scraped = Scraped.of(metrics)
-    assert scraped("paceline:requests_refused_total", status="400", kind="invalid_request_error") == 1
-    assert scraped("paceline:requests_refused_total", status="429", kind="rate_limit_error") == 2
-
-
 def test_gauges_are_read_at_the_scrape() -> None:
     loads = [ServerLoad(running=2, waiting=3, tokens=70, cache_share=0.25), IDLE]
     metrics = metrics_of(lambda: loads.pop(0))

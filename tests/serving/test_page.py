@@ -97,23 +97,20 @@ def test_what_is_installed_has_all_files_of_the_page() -> None:
         assert (installed / source.relative_to(SOURCES)).read_bytes() == source.read_bytes()
 
 
-def test_a_browser_is_told_that_nothing_changed(server: Hosted) -> None:
-    first = server.get("/page/app.js")
-    again = server.get("/page/app.js", headers={"If-None-Match": first.headers["etag"]})
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_a_browser_is_told_that_nothing_changed(server: Hosted, encoding: str) -> None:
+    accepted = {"Accept-Encoding": encoding}
+    first = server.get("/page/app.js", headers=accepted)
+    assert first.headers.get("content-encoding", "identity") == encoding
+    assert (first.headers["vary"], first.headers["cache-control"]) == ("Accept-Encoding", "no-cache")
+    again = server.get("/page/app.js", headers={**accepted, "If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    assert server.get("/page/app.js", headers={"If-None-Match": '"older"'}).status_code == 200
-    assert first.headers["cache-control"] == "no-cache"
+    assert server.get("/page/app.js", headers={**accepted, "If-None-Match": '"older"'}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/page", "/page/", "/page/none.js", "/page/../app.py", "/page/%2e%2e/files.py"])
 def test_no_other_file_is_sent(server: Hosted, path: str) -> None:
     assert server.get(path).status_code == 404
-
-
-def test_without_ui_there_is_no_page() -> None:
-    with hosted(scripted, ServerOptions(ui=False)) as running:
-        for name in page_files():
-            assert running.get(f"/{name}").status_code == 404
 
 
 def test_the_page_is_below_the_prefix_and_needs_no_key() -> None:

@@ -54,17 +54,19 @@ def message_of(server: Hosted, body: dict[str, Any], *, stream: bool) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_budget_tokens"])
-def test_reasoning_has_a_budget(name: str) -> None:
+def test_reasoning_has_a_budget() -> None:
+    own = ("reasoning_budget_tokens", "thinking_budget_tokens")
+    asking: list[dict[str, Any]] = [{name: budget} for budget in (0, 5) for name in own]
+    asking += [{"thinking": {"budget_tokens": 5.0}}, {"reasoning": {"max_tokens": 5}}]
     with thinking() as server:
-        for budget in (0, 5):
-            reply = message_of(server, {**BODY, name: budget}, stream=False)
+        for asked, budget in zip(asking, (0, 0, 5, 5, 5, 5), strict=True):
+            plain, drafted = (
+                server.answer(CHAT, {**BODY, **asked, "speculative": {"off": off}})["choices"] for off in (True, False)
+            )
+            assert plain == drafted
+            reply = plain[0]["message"]
             assert (reply.get("reasoning_content") or "").count("h") == budget
             assert reply["content"] == ANSWER
-        plain, drafted = (
-            server.answer(CHAT, {**BODY, name: 5, "speculative": {"off": off}})["choices"] for off in (True, False)
-        )
-        assert plain == drafted
 
 
 @contextmanager
@@ -110,13 +112,6 @@ def test_a_client_ends_the_reasoning_of_a_running_answer() -> None:
 def test_an_answer_that_does_not_reason_says_so() -> None:
     with running_answer(writing_model(), ignore_eos=True) as (_, _, end_reasoning):
         assert end_reasoning() == {"success": False, "message": "the answer does not reason now"}
-
-
-def test_the_reasoning_can_be_switched_off_by_variable() -> None:
-    with thinking() as server:
-        reply = message_of(server, {**BODY, "chat_template_kwargs": {"enable_thinking": False}}, stream=False)
-        assert not reply.get("reasoning_content")
-        assert reply["content"] == ANSWER
 
 
 # Settings that clients send whatever the model is
@@ -195,13 +190,6 @@ def test_reasoning_is_switched_off_in_the_words_of_many_apis(template: str) -> N
             answer = server.answer(CHAT, {**BODY, **asked})
             assert answer["choices"][0]["message"]["reasoning_content"].strip() == "h" * 20
             assert "warnings" not in answer
-
-
-@pytest.mark.parametrize("asked", [{"thinking": {"budget_tokens": 5.0}}, {"reasoning": {"max_tokens": 5}}])
-def test_reasoning_has_a_budget_in_the_words_of_other_apis(asked: dict[str, Any]) -> None:
-    with thinking() as server:
-        reply = message_of(server, {**BODY, **asked}, stream=False)
-        assert (reply["reasoning_content"].count("h"), reply["content"]) == (5, ANSWER)
 
 
 def test_a_level_that_a_template_refuses_is_a_warning() -> None:

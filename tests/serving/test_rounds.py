@@ -117,8 +117,3 @@ def test_rounds_and_progress_without_a_stream_are_warned_of(server: Hosted) -> N
         "return_progress changes nothing without stream",
     ]
     assert "round" not in answer
-
-
-def test_rounds_are_asked_for_by_truth(server: Hosted) -> None:
-    error = server.refusal("/completion", {**TEXT, "return_rounds": "yes"})
-    assert error["param"] == "return_rounds"
