@@ -37,9 +37,20 @@ def test_an_exact_tie_is_a_near_tie() -> None:
     assert (verdict.plain_token, verdict.speculative_token, verdict.margin, verdict.verdict) == (0, 1, 0.0, "near-tie")
 
 
-def test_rows_that_differ_by_more_than_rounding_are_a_bug() -> None:
+@pytest.mark.parametrize(
+    ("plain", "speculative", "rounding"),
+    [
+        ([1.0, 1.1], [1.0, 0.9], 0.0),  # rows differ by more than rounding
+        # Both rows have both tokens and prefer different ones by far more than the rows differ in any other entry.
+        ([1.5, 1.0], [1.0, 1.5], 0.1),
+        # Both rows give the same token: whatever made the runs differ, it was not rounding.
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+    ],
+    ids=["different rows", "clear margin", "equal rows"],
+)
+def test_what_rounding_cannot_explain_is_a_bug(plain: list[float], speculative: list[float], rounding: float) -> None:
     verdict = judge_divergence(
-        0, np.array([1.0, 1.1]), np.array([1.0, 0.9]), GREEDY, [0], rounding=0.0, tolerance=0.001
+        0, np.array(plain), np.array(speculative), GREEDY, [0], rounding=rounding, tolerance=0.001
     )
     assert verdict.verdict == "bug"
 
@@ -51,19 +62,6 @@ def test_measured_rounding_allows_twice_as_much() -> None:
         for rounding in (0.003, 0.005)
     ]
     assert [(verdict.allowed, verdict.verdict) for verdict in verdicts] == [(0.006, "bug"), (0.01, "near-tie")]
-
-
-def test_a_clear_margin_is_a_bug_however_rough_the_engine() -> None:
-    """Both rows have both tokens and prefer different ones by far more than the rows differ in any other entry."""
-    plain, speculative = np.array([1.5, 1.0]), np.array([1.0, 1.5])
-    verdict = judge_divergence(0, plain, speculative, GREEDY, [0], rounding=0.1, tolerance=0.001)
-    assert verdict.verdict == "bug"
-
-
-def test_equal_rows_cannot_explain_a_divergence() -> None:
-    """Both rows give the same token: whatever made the runs differ, it was not rounding."""
-    row = np.array([1.0, 2.0])
-    assert judge_divergence(0, row, row, GREEDY, [0], rounding=0.0, tolerance=0.001).verdict == "bug"
 
 
 def test_a_token_at_the_border_of_a_truncation_is_a_near_tie() -> None:

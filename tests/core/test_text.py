@@ -156,11 +156,6 @@ def test_nothing_is_added_after_a_stop() -> None:
     assert stream.flush() == []
 
 
-def test_the_earliest_of_several_stops_wins() -> None:
-    stream = TextStream(["d", "bc"])
-    assert joined(stream.push(b"abcd", "")) == "a"
-
-
 def test_a_withheld_beginning_is_released_when_it_comes_to_nothing() -> None:
     stream = TextStream(["aab"])
     assert joined(stream.push(b"a", "")) == ""
@@ -168,12 +163,6 @@ def test_a_withheld_beginning_is_released_when_it_comes_to_nothing() -> None:
     # "aaa": the first is free, "aa" may still become "aab".
     assert joined(stream.push(b"a", "")) == "a"
     assert joined(stream.push(b"c", "")) == "aac"
-
-
-@pytest.mark.parametrize(("broken", "text"), [(b"\xff", "\ufffd"), (b"\xc3a", "\ufffda"), (b"\xf0\x9f\x98", "\ufffd")])
-def test_broken_bytes_become_replacement_characters(broken: bytes, text: str) -> None:
-    stream = TextStream()
-    assert joined([*stream.push(broken, ""), *stream.flush()]) == text
 
 
 def test_segments_carry_the_source_of_the_token_that_completed_them() -> None:

@@ -115,13 +115,6 @@ def test_proposals_follow_an_earlier_occurrence_of_the_text_s_end(
     assert evidence is None or evidence.resumed or any(repeated(text, s) >= 2 for s in starts)
 
 
-def test_the_latest_match_wins_over_an_earlier_one() -> None:
-    drafter = LookupDrafter(2, 1)
-    request = request_of([1, 2, 7, 1, 2, 8, 1, 2])
-    drafter.begin(request)
-    assert grow(drafter, [request], DraftBudget(2))[0].token_ids[1:] == [8, 1]
-
-
 PASSAGE = list(range(100, 180))
 """A passage in which no token comes twice."""
 
