@@ -38,7 +38,6 @@ Answering = Callable[[str, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 HEALTHY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nfull"
 BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}"
-IN_WORDS = b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"type":"server_error"}'
 TEXT = ("one ", "two ", "three")
 
 

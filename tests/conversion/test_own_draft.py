@@ -53,20 +53,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantize_apart, "_LOOK_S", 0.002)
 
 
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """The processes that were started to quantise."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options)  # type: ignore[call-overload]
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Noted)
-    return started
-
-
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 

@@ -69,18 +69,12 @@ def test_errors_of_the_other_process_are_told_as_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_process_that_the_system_ends_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options)  # type: ignore[call-overload]
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Noted)
+def test_a_process_that_the_system_ends_is_one_clear_error(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
     with pytest.raises(ModelFileError, match="ended by SIGKILL, as the system does where memory is short"):
         quantize_apart.quantize_apart(
-            TARGET, tmp_path / "out.gguf", "Q2_K", begin=lambda num_bytes: started[0].kill(), report=ignore
+            TARGET, tmp_path / "out.gguf", "Q2_K", begin=lambda num_bytes: processes[0].kill(), report=ignore
         )
     assert list(tmp_path.iterdir()) == []
 

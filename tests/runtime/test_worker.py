@@ -222,19 +222,24 @@ def test_loops_that_share_a_worker_have_rounds_in_turn(worker: Worker) -> None:
     assert order == [0, 1] * 5
 
 
+class NotingQueue(ThreadOutputQueue):
+    """Keeps what it is told of every round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[list[int] | None] = []
+
+    def put(self, emission: Emission | None) -> None:
+        self.told.append(None if emission is None else list(emission.token_ids))
+        super().put(emission)
+
+
 def test_a_long_prompt_is_told_of_round_by_round(worker: Worker) -> None:
     driver = driver_on(worker, engine(max_rows=4))
-    told: list[list[int] | None] = []
-
-    class Noting(ThreadOutputQueue):
-        def put(self, emission: Emission | None) -> None:
-            told.append(None if emission is None else list(emission.token_ids))
-            super().put(emission)
-
-    outputs, owner = Noting(), Owner()
+    outputs, owner = NotingQueue(), Owner()
     driver.submit(adding(driver, [0] * 11, 3), outputs, owner)
     outputs.wait(ENDLESS)
-    assert told == [None, None, [1], [2]]
+    assert outputs.told == [None, None, [1], [2]]
     assert ids_of(outputs) == [1, 2, 3]
     assert outputs.ending is not None
     assert outputs.ending.stats.prompt_tokens == 11
@@ -471,16 +476,9 @@ def test_an_error_that_lets_no_request_start_ends_those_that_wait(worker: Worker
 def test_a_request_that_waits_for_its_start_is_told_of_its_own_rounds_only(worker: Worker) -> None:
     target = engine()
     driver = LoopDriver(worker, DecodingLoop(target, [], NO_SPECULATION, clock=target.clock, max_running=1))
-    told: list[list[int] | None] = []
-
-    class Noting(ThreadOutputQueue):
-        def put(self, emission: Emission | None) -> None:
-            told.append(None if emission is None else list(emission.token_ids))
-            super().put(emission)
-
-    running, waiting, owner = ThreadOutputQueue(), Noting(), Owner()
+    running, waiting, owner = ThreadOutputQueue(), NotingQueue(), Owner()
     submit_all(driver, owner, [(running, 20), (waiting, 3)])
-    assert told == [[1], [2]]
+    assert waiting.told == [[1], [2]]
     assert ids_of(waiting) == [1, 2, 3]
     assert len(ids_of(running)) == 20
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -80,20 +79,6 @@ def servers(tmp_path: Path) -> LlamaServers:
     return LlamaServers(program(tmp_path, _SPEAKS), target(), ModelOptions(embedded_draft()), 512)
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Every process that was started."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            processes.append(self)
-
-    monkeypatch.setattr("paceline.lab.bench.llama_server.subprocess.Popen", Noted)
-    return processes
-
-
 def never() -> bool:
     return False
 
@@ -113,14 +98,14 @@ def test_an_answer_has_the_servers_own_time_and_counts(servers: LlamaServers) ->
 
 
 def test_every_answer_has_a_process_of_its_own_that_ends_with_it(
-    servers: LlamaServers, started: list[subprocess.Popen[bytes]]
+    servers: LlamaServers, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     """What an n-gram drafter remembers of an earlier answer must not help with a later one."""
     contestant = servers.contestant(SERVER_PLAIN)
     for _ in range(2):
         contestant.answer(task(), 0.0, never)
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
+    assert len(processes) == 2
+    assert all(process.returncode is not None for process in processes)
 
 
 def test_no_proxy_is_asked_for_this_machine(servers: LlamaServers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +163,7 @@ def test_a_server_that_does_not_draft_though_it_should_is_found_out(servers: Lla
 
 @pytest.mark.parametrize("stops_after", [0, 1, 40])
 def test_whoever_wants_no_more_is_heard_while_an_answer_is_made(
-    servers: LlamaServers, started: list[subprocess.Popen[bytes]], stops_after: int
+    servers: LlamaServers, processes: list[subprocess.Popen[bytes]], stops_after: int
 ) -> None:
     asked = 0
 
@@ -189,7 +174,7 @@ def test_whoever_wants_no_more_is_heard_while_an_answer_is_made(
 
     with pytest.raises(Stopped):
         servers.contestant(SERVER_PLAIN).answer(task(seed=15), 0.0, stopped)
-    assert all(process.returncode is not None for process in started)
+    assert all(process.returncode is not None for process in processes)
 
 
 def test_what_a_server_refuses_is_told(servers: LlamaServers) -> None:
