@@ -31,7 +31,7 @@ def prompt_of(answer: Answer, *, begun: bool = False, continued: bool = False, *
     return prompt_with(answer.markers, begun=begun, continued=continued, calls=calls)
 
 
-def emissions_of(text: str, rng: random.Random, *, ends: bool = True) -> Iterator[Emission]:
+def emissions_of(text: str, rng: random.Random) -> Iterator[Emission]:
     """Yield an answer cut at random: a round has several tokens, a token several pieces of text or none."""
     share = rng.choice((0.05, 0.3, 0.9))
     places = [0, *(place for place in range(1, len(text)) if rng.random() < share), len(text)]
@@ -46,7 +46,7 @@ def emissions_of(text: str, rng: random.Random, *, ends: bool = True) -> Iterato
         ends_of = ends_of if not pieces else [*ends_of[:-1], len(segments)]
         ids = [next(token_ids) for _ in ends_of]
         logprobs = tuple(TokenLogprob(token_id, -1.0, ()) for token_id in ids)
-        reason = "end" if ends and not pieces else None
+        reason = None if pieces else "end"
         request: Any = SimpleNamespace()
         yield Emission(request, ids, [f"of {each}" for each in ids], segments, reason, ends_of, logprobs)  # type: ignore[arg-type]
 

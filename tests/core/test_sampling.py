@@ -337,12 +337,6 @@ def test_penalties_count_recent_tokens() -> None:
     assert row.tolist() == [4.0, -1.0, 3.0, 0.0], "the engine's row is borrowed"
 
 
-def test_top_k_keeps_ties_with_the_last() -> None:
-    kept = RowSampler(sampling(top_k=2)).candidates(np.array([1.0, 3.0, 2.0, 2.0, 0.0]), ()).ids
-    assert kept is not None
-    assert kept.tolist() == [1, 2, 3]
-
-
 def test_top_p_looks_further_when_the_first_look_is_not_enough() -> None:
     size = processors.TOP_P_FIRST_LOOK * 20
     # The later, the likelier, but by so little that nine tenths of the mass are nine tenths of the tokens.

@@ -156,15 +156,6 @@ def test_nothing_is_added_after_a_stop() -> None:
     assert stream.flush() == []
 
 
-def test_a_withheld_beginning_is_released_when_it_comes_to_nothing() -> None:
-    stream = TextStream(["aab"])
-    assert joined(stream.push(b"a", "")) == ""
-    assert joined(stream.push(b"a", "")) == ""
-    # "aaa": the first is free, "aa" may still become "aab".
-    assert joined(stream.push(b"a", "")) == "a"
-    assert joined(stream.push(b"c", "")) == "aac"
-
-
 def test_segments_carry_the_source_of_the_token_that_completed_them() -> None:
     stream = TextStream(["xyz"])
     assert stream.push(b"a\xc3", "draft") == [TextSegment("a", "draft")]

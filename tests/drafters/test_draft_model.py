@@ -211,18 +211,12 @@ def test_siblings_hang_beside_the_chain() -> None:
     assert [len(steps) for steps in engine.passes] == [1, 1, 1], "siblings cost no rows"
 
 
-def test_nothing_follows_an_end_token() -> None:
-    engine = RecordingEngine(end_ids=[3])
-    drafter = drafter_for(engine)
+@pytest.mark.parametrize("of_target", [{}, {"end_ids": [5]}], ids=["its own", "the target's"])
+def test_nothing_follows_an_end_token_and_the_target_says_what_is_one(of_target: dict[str, Any]) -> None:
+    drafter = drafter_for(RecordingEngine(end_ids=[3]), **of_target)
     (request,) = begun(drafter, [0, 1])
-    assert grow(drafter, [request], DraftBudget(6))[0].token_ids == [1, 2, 3]
-
-
-def test_the_target_says_what_ends_an_answer() -> None:
-    engine = RecordingEngine(end_ids=[3])
-    drafter = drafter_for(engine, end_ids=[5])
-    (request,) = begun(drafter, [0, 1])
-    assert grow(drafter, [request], DraftBudget(6))[0].token_ids == [1, 2, 3, 4, 5]
+    (tree,) = grow(drafter, [request], DraftBudget(6))
+    assert tree.token_ids == ([1, 2, 3, 4, 5] if of_target else [1, 2, 3])
 
 
 def test_p_min_is_judged_before_a_token_is_drawn() -> None:

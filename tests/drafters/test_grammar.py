@@ -16,6 +16,7 @@ from tests.helpers import request_of
 
 SIZE = 200
 NAME, QUOTE, COLON, SPACE, LINE = 100, 101, 102, 103, 104
+ANYTHING = dict.fromkeys(range(SIZE), 0)
 
 
 def table(*states: dict[int, int]) -> AutomatonConstraint:
@@ -27,13 +28,9 @@ def table(*states: dict[int, int]) -> AutomatonConstraint:
     return AutomatonConstraint(rows)
 
 
-def anything(after: int) -> dict[int, int]:
-    return dict.fromkeys(range(SIZE), after)
-
-
 def field() -> AutomatonConstraint:
     """Return a name that is forced, a choice of white space, a colon, and then any token, for ever."""
-    return table({NAME: 1}, {QUOTE: 2}, {COLON: 3, SPACE: 3, LINE: 3}, anything(0))
+    return table({NAME: 1}, {QUOTE: 2}, {COLON: 3, SPACE: 3, LINE: 3}, ANYTHING)
 
 
 def asked(constraint: AutomatonConstraint | None, request_id: int = 0) -> Request:
@@ -94,7 +91,7 @@ def test_an_answer_keeps_to_its_own_habits_and_begins_with_those_of_others() -> 
 
 
 def test_nothing_is_drafted_where_any_token_may_follow_or_there_is_no_grammar() -> None:
-    drafter, free, wide = GrammarDrafter(), asked(None), asked(table(anything(0)), 1)
+    drafter, free, wide = GrammarDrafter(), asked(None), asked(table(ANYTHING), 1)
     for request in (free, wide):
         drafter.begin(request)
         said(drafter, request, 5, 5, 5)

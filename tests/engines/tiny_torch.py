@@ -76,9 +76,9 @@ def tiny(architecture: str = "llama") -> Any:
     return build(*ARCHITECTURES[architecture])
 
 
-def byte_level_backend(vocabulary: dict[str, int] | None = None) -> Any:
+def byte_level_backend() -> Any:
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = vocabulary or {character: index for index, character in enumerate(alphabet)}
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()

@@ -27,7 +27,7 @@ def answer(number: int, part: Part = "train", kind: str = "code", length: int = 
     return KeptAnswer(part, Task(kind, f"{kind}:{number}", prompt, length, number), token_ids)
 
 
-def rows_for(answers: list[KeptAnswer], likely: int = 7) -> list[Rows]:
+def rows_for(answers: list[KeptAnswer]) -> list[Rows]:
     """Return rows of a target that gives one token nearly everything, whatever it read."""
     found = []
     for each in answers:
@@ -35,7 +35,7 @@ def rows_for(answers: list[KeptAnswer], likely: int = 7) -> list[Rows]:
         head = rows["ids"].shape[-1]
         rows["ids"] = np.arange(head)
         rows["logprobs"] = np.log(0.05 / (head - 1))
-        rows["logprobs"][:, likely] = np.log(0.9)
+        rows["logprobs"][:, 7] = np.log(0.9)
         rows["tail"] = np.log(0.05)
         found.append(rows)
     return found

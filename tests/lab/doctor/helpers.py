@@ -13,11 +13,11 @@ from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVoc
 VOCAB = 12
 
 
-def noisy_model(seed: int, *, follows: int = 3, scale: float = 2.0) -> LogitFunction:
-    """Return a model whose row depends on the last ``follows`` tokens."""
+def noisy_model(seed: int, *, scale: float = 2.0) -> LogitFunction:
+    """Return a model whose row depends on the last three tokens."""
 
     def logits(tokens: Sequence[int]) -> Float64Array:
-        rng = np.random.default_rng([seed, *tokens[-follows:]])
+        rng = np.random.default_rng([seed, *tokens[-3:]])
         row: Float64Array = scale * rng.normal(size=VOCAB)
         return row
 
