@@ -76,7 +76,8 @@ def test_answers_with_streamed_layers_are_those_without(
     smollm2: Path, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    mapped = ModelOptions(smollm2, context_length=512, flash_attention=False, stream=False)
+    # What is laid out anew for a processor's own kernels rounds by them, and layers that are streamed never are.
+    mapped = ModelOptions(smollm2, context_length=512, flash_attention=False, stream=False, repack=False)
     streamed = dataclasses.replace(mapped, stream=None, memory=ASKED_BYTES)
     answers = []
     for options in (mapped, streamed):
