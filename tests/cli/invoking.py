@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -46,8 +46,16 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return Invoke(monkeypatch, capsys)
 
 
-def spawn(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "paceline", *arguments], **options)  # type: ignore[call-overload, no-any-return]
+def spawn(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the command in a process that heeds interrupts, and whose output and errors are pipes by default."""
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed_interrupts}
+    return subprocess.Popen([sys.executable, "-m", "paceline", *arguments], **{**given, **options})
+
+
+def without_stream(number: int, *arguments: str) -> list[str]:
+    """Return the command as it is started where a standard stream is closed."""
+    closing = f"import os, sys; os.close({number}); os.execv(sys.executable, sys.argv[1:])"
+    return [sys.executable, "-c", closing, sys.executable, "-m", "paceline", *arguments]
 
 
 def heed_interrupts() -> None:

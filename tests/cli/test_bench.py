@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,15 +115,20 @@ def test_a_long_pair_says_how_far_it_is(invoke: Invoke, scripted: list[ModelOpti
     assert shares[-1] > 70
 
 
-def test_json_goes_to_a_file_beside_the_table_or_alone_to_standard_output(
+def test_figures_and_a_page_go_to_files_beside_the_table(
     invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path
 ) -> None:
-    path = tmp_path / "bench.json"
-    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", f"--json={path}")
+    path, page = tmp_path / "bench.json", tmp_path / "bench.html"
+    chosen = ("--workloads", "hard", "--variants", "static")
+    outcome = invoke("bench", *SMALL, *chosen, f"--json={path}", "--html", str(page))
     assert outcome.status == 0, outcome.err
     assert "plain against plain" in outcome.out
+    assert f"to look at: {page}" in outcome.err
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "hard" in page.read_text(encoding="utf-8")
     facts = json.loads(path.read_text(encoding="utf-8"))
     assert [workload["name"] for workload in facts["workloads"]] == ["hard"]
+    assert facts["temperature"] == 0.0
     assert {"paceline", "numpy", "system", "processor"} <= set(facts["machine"])
     assert list(tmp_path.glob(".*partial")) == []
 
@@ -165,21 +169,6 @@ def test_a_disk_that_is_full_takes_no_figures_either(
     assert f"paceline: {paths[full]} cannot be written: No space left on device" in outcome.err
     assert {option for option, path in paths.items() if path.exists()} == paths.keys() - {full}
     assert (f"all figures: {paths['--json']}" in outcome.err) == (full == "--html")
-
-
-def test_a_page_to_look_at(invoke: Invoke, scripted: list[ModelOptions], tmp_path: Path) -> None:
-    path = tmp_path / "bench.html"
-    outcome = invoke("bench", *SMALL, "--workloads", "new-code", "--variants", "static", "--html", str(path))
-    assert outcome.status == 0, outcome.err
-    page = path.read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>")
-    assert "new-code" in page
-    assert f"to look at: {path}" in outcome.err
-
-
-def test_json_alone(invoke: Invoke, scripted: list[ModelOptions]) -> None:
-    outcome = invoke("bench", *SMALL, "--workloads", "hard", "--variants", "static", "--json")
-    assert json.loads(outcome.out)["temperature"] == 0.0
 
 
 @pytest.mark.parametrize(("seed", "low", "high"), [("-5", 2**32 - 5, 2**32 - 5), ("-1", 0, 2**32 - 1)])
@@ -230,10 +219,6 @@ def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> No
         *("--tokens", "24", "--prompts", "1", "--repeats", "100000", f"--json={path}"),
         # A test that waits in vain has an end.
         *("--time-limit", "120"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # Tests that run in the background of a shell would hand down that interrupts are ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     for line in process.stderr:

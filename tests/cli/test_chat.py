@@ -22,7 +22,7 @@ from paceline.chat.replies import Reply, ReplyStream
 from paceline.cli.chat_session import ChatSession
 from paceline.models.embedded import embedded_target
 from tests.chat.conversing import BEGUN, CHATML, CONTROLS, FIRST_SYSTEM, THINKING, chat_gguf
-from tests.cli.invoking import Invoke, Outcome
+from tests.cli.invoking import Invoke, Outcome, spawn, without_stream
 from tests.models.helpers import with_last_tokens
 from tests.planning.helpers import allow_drafts
 from tests.timing import WAIT_S
@@ -432,25 +432,20 @@ def test_the_environment_sets_defaults_of_chats(chat: Chat, monkeypatch: pytest.
 
 def test_a_closed_input_or_no_message_at_all(chat: Chat, templates: Path) -> None:
     assert chat() == Outcome(0, "", "")
-    closed = [sys.executable, "-c", "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"]
     template = ("--chat-template-file", str(templates / "chatml.jinja"))
-    command = [*closed, sys.executable, "-m", "paceline", "chat", "-m", TARGET, *template, *SHORT]
+    command = without_stream(0, "chat", "-m", TARGET, *template, *SHORT)
     ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
     assert ended.stderr == b"paceline: standard input is closed: there is nobody to chat with\n"
 
 
-def spawn(templates: Path, *options: str, **more: Any) -> subprocess.Popen[bytes]:
+def spawn_chat(templates: Path, *options: str, **more: Any) -> subprocess.Popen[bytes]:
     template = ("--chat-template-file", str(templates / "chatml.jinja"))
-    command = [sys.executable, "-m", "paceline", "chat", "-m", TARGET, *template, *options]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # A test run in the background of a shell inherits ignored interrupts, and would pass them on.
-    heeding: Any = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    return subprocess.Popen(command, **pipes | heeding | more)
+    return spawn("chat", "-m", TARGET, *template, *options, stdin=subprocess.PIPE, **more)
 
 
 def test_ctrl_c_ends_an_answer_and_then_the_wait_for_a_line(templates: Path) -> None:
-    process = spawn(templates, *PLAIN, "-n", "3000", "--ignore-eos")
+    process = spawn_chat(templates, *PLAIN, "-n", "3000", "--ignore-eos")
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -497,7 +492,7 @@ def test_a_message_is_taken_back_where_nothing_was_answered_yet(
 
 
 def test_the_loss_of_the_reader_ends_the_chat(templates: Path) -> None:
-    process = spawn(templates, *SHORT)
+    process = spawn_chat(templates, *SHORT)
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
@@ -505,7 +500,7 @@ def test_the_loss_of_the_reader_ends_the_chat(templates: Path) -> None:
     assert process.returncode == 1
     assert err == b""
     with Path("/dev/full").open("wb") as full:
-        process = spawn(templates, *SHORT, stdout=full)
+        process = spawn_chat(templates, *SHORT, stdout=full)
         _, err = process.communicate(b"Hello\n" * 50, timeout=WAIT_S)
     assert process.returncode == 1
     assert err == b"paceline: [Errno 28] No space left on device\n"
@@ -514,7 +509,7 @@ def test_the_loss_of_the_reader_ends_the_chat(templates: Path) -> None:
 def test_neither_no_color_nor_a_colour_terminal_changes_a_pipe(templates: Path) -> None:
     said = []
     for extra in ({"NO_COLOR": "1"}, {"FORCE_COLOR": "1", "TERM": "xterm-256color"}):
-        process = spawn(templates, *SHORT, env={**os.environ, **extra})
+        process = spawn_chat(templates, *SHORT, env={**os.environ, **extra})
         out, _ = process.communicate(b"Hello\nHello\n", timeout=WAIT_S)
         said.append(out)
     assert said[0] == said[1]

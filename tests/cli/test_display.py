@@ -82,14 +82,11 @@ def test_without_colours_a_line_says_what_is_reasoning(monkeypatch: pytest.Monke
     assert terminal.getvalue() == f"[reasoning]\n2 + 2 is 4.\n\n[answer]\nFour{SPELLED}\n"
 
 
-def test_a_pipe_gets_no_reasoning(capsys: pytest.CaptureFixture[str]) -> None:
-    reasoned()
-    assert capsys.readouterr().out == f"Four{HOSTILE}"
-
-
-def test_a_pipe_gets_the_answer_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_the_answer_alone_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     answer("prompt", [HOSTILE])
     assert capsys.readouterr().out == HOSTILE
+    reasoned()
+    assert capsys.readouterr().out == f"Four{HOSTILE}"
 
 
 def test_consoles_spell_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:

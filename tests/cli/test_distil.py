@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ def test_no_gain_is_said_and_nothing_written_unless_it_is_wanted(invoke: Invoke,
 def test_an_interrupt_goes_on_where_it_stood(prompts: Path, tmp_path: Path, invoke: Invoke) -> None:
     made = tmp_path / "out.gguf"
     words = ("distil", "target", "draft", str(made), "--prompts", str(prompts), *QUICK, "--time", "30s")
-    process = spawn(*words, env={**os.environ, "PACELINE_CACHE": str(tmp_path / "cache")}, stderr=subprocess.PIPE)
+    process = spawn(*words, env={**os.environ, "PACELINE_CACHE": str(tmp_path / "cache")})
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(b"reading what the target would say"):

@@ -145,8 +145,6 @@ def test_an_interrupt_says_that_it_can_be_gone_on_with(tmp_path: Path) -> None:
     found = spawn(
         *("doctor", "target", str(embedded_draft()), "--budget-s", "60", f"--json={tmp_path / 'found.json'}"),
         env={**os.environ, "PACELINE_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
     )
     assert found.stderr is not None
     lines = []

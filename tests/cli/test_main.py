@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoking import Invoke
+from tests.cli.invoking import Invoke, spawn, without_stream
 from tests.models.helpers import edited_gguf
 from tests.tiers import some_long
+from tests.timing import WAIT_S
 
 HEAVY = ("llama_cpp", "torch", "transformers", "jinja2", "prompt_toolkit", "huggingface_hub")
 CALL = f"""
@@ -93,12 +94,11 @@ def test_a_full_output_is_one_line(words: list[str]) -> None:
 
 
 def test_where_no_error_can_be_written_the_status_says_it() -> None:
-    command = [sys.executable, "-m", "paceline", "models", "show", "nowhere"]
-    closed = [sys.executable, "-c", "import os, sys; os.close(2); os.execv(sys.executable, sys.argv[1:])", *command]
-    outcome = subprocess.run(closed, capture_output=True, check=False)
+    words = ("models", "show", "nowhere")
+    outcome = subprocess.run(without_stream(2, *words), capture_output=True, check=False)
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (2, b"", b"")
     with Path("/dev/full").open("wb") as full:
-        assert subprocess.run(command, stderr=full, check=False).returncode == 2
+        assert spawn(*words, stdout=subprocess.DEVNULL, stderr=full).wait(WAIT_S) == 2
 
 
 def test_an_error_cannot_write_to_the_terminal() -> None:
