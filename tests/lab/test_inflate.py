@@ -330,7 +330,7 @@ def test_a_full_disk_is_seen_before_and_during_the_work(
     def no_space(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing_module, "_write", no_space)
+    monkeypatch.setattr(writing_module, "write_gguf", no_space)
     with pytest.raises(InputError, match="No space left on device"):
         inflate(small, destination, LARGE)
     assert list(tmp_path.iterdir()) == []

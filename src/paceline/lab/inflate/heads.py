@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from paceline.atomic_output import atomic_file, check_parent
+from paceline.conversion.gguf_output import copy_metadata, type_value
 from paceline.conversion.llama import EMBEDDINGS, OUTPUT, LlamaShape
 from paceline.core.errors import InputError
 from paceline.lab.inflate.layout import lay_out
 from paceline.lab.inflate.provenance import recipe
-from paceline.lab.inflate.writer import copy_metadata, pad_tokens, type_value
+from paceline.lab.inflate.writer import pad_tokens
 from paceline.models.gguf_file import GGUFFile
 
 if TYPE_CHECKING:

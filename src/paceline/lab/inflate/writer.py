@@ -18,12 +18,14 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from paceline.atomic_output import atomic_file, check_parent, check_room, temporary_folder
+from paceline.conversion.gguf_output import PIECE_BYTES, StageReport, Value, copy_metadata, type_value, write_gguf
 from paceline.conversion.llama import (
+    ARCHITECTURE,
     EMBEDDINGS,
     OUTPUT,
     OUTPUT_NORM,
@@ -48,15 +50,7 @@ from paceline.lab.inflate.shape import (
 if TYPE_CHECKING:
     import gguf
 
-    from paceline.models.gguf_file import Bytes, Floats, GGUFFile, GGUFTensor
-
-StageReport = Callable[[str, int, int], None]
-"""Called with a name of the stage, and how much of how much of it is done."""
-
-_PIECE_BYTES: Final = 4 << 20
-"""Most bytes of a tensor in memory."""
-
-_ALIGNMENT: Final = 32
+    from paceline.models.gguf_file import Bytes, Floats, GGUFTensor
 
 _PER_LAYER_ROWS_AND_COLUMNS: Final = {
     "attn_q": ("queries", "reads"),
@@ -157,7 +151,7 @@ def _inflate_gguf(
         metadata = _metadata(packed, shape, layout, tensors) | {
             key: type_value(value) for key, value in recipe(source, shape, file_type).items()
         }
-        _write(partial, metadata, tensors, report)
+        write_gguf(partial, ARCHITECTURE, metadata, tensors, report)
 
 
 def _check_destination(source: Path, destination: Path) -> None:
@@ -205,7 +199,7 @@ class _Tensor:
 
     def pieces(self) -> Iterator[Bytes]:
         """Yield its bytes, a few rows at a time."""
-        step = max(1, _PIECE_BYTES // self.row_bytes)
+        step = max(1, PIECE_BYTES // self.row_bytes)
         blank = np.zeros((min(step, len(self.index)), self.row_bytes), np.uint8)
         for start in range(0, len(self.index), step):
             index = self.index[start : start + step]
@@ -371,11 +365,6 @@ def _row_bytes(columns: int, kind: gguf.GGMLQuantizationType) -> int:
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
-_NOT_COPIED: Final = ("GGUF.", "split.", "paceline.inflate.")
-_NOT_COPIED_KEYS: Final = ("general.architecture", "general.alignment", "general.size_label")
-
-Value = tuple[Any, "gguf.GGUFValueType", "gguf.GGUFValueType | None"]
-
 
 def _metadata(packed: LlamaFile, shape: LlamaShape, layout: Layout, tensors: list[_Tensor]) -> dict[str, Value]:
     """Return the result's metadata: values, their types, and their items' types."""
@@ -389,21 +378,6 @@ def _metadata(packed: LlamaFile, shape: LlamaShape, layout: Layout, tensors: lis
     name = f"{packed.get('general.name', packed.path.stem)}, inflated to {parameters / 1e9:.2f}B"
     metadata["general.name"] = (name, GGUFValueType.STRING, None)
     pad_tokens(metadata, packed.path, packed.shape.vocab_size, shape.vocab_size)
-    return metadata
-
-
-def copy_metadata(file: GGUFFile) -> dict[str, Value]:
-    """Return what an inflated file has in common with its source: values, their types, and their items' types."""
-    from gguf import GGUFValueType
-
-    metadata: dict[str, Value] = {}
-    for key, entry in file.fields.items():
-        if key.startswith(_NOT_COPIED) or key in _NOT_COPIED_KEYS:
-            continue
-        items = entry.types[-1] if entry.types[0] == GGUFValueType.ARRAY else None
-        if items is not None and not entry.data:  # the writer takes no empty arrays
-            continue
-        metadata[key] = (entry.contents(), entry.types[0], items)
     return metadata
 
 
@@ -429,45 +403,3 @@ def pad_tokens(metadata: dict[str, Value], path: Path, source_size: int, vocab_s
         if full in metadata and missing:
             old, array, items = metadata[full]
             metadata[full] = ([*old, *values], array, items)
-
-
-def type_value(value: int | str | bool) -> Value:
-    from gguf import GGUFValueType
-
-    if isinstance(value, bool):
-        return value, GGUFValueType.BOOL, None
-    if isinstance(value, int):
-        return value, GGUFValueType.UINT32, None
-    return value, GGUFValueType.STRING, None
-
-
-def _write(path: Path, metadata: dict[str, Value], tensors: list[_Tensor], report: StageReport) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, "llama")
-    for key, (value, kind, items) in metadata.items():
-        writer.add_key_value(key, value, kind, items)
-    for tensor in tensors:
-        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, tensor.kind)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    finally:
-        writer.close()
-    total = sum(tensor.num_bytes for tensor in tensors)
-    done = 0
-    # The writer wants whole tensors, and one of a large model is a gigabyte: their bytes are appended here.
-    with path.open("ab") as file:
-        for tensor in tensors:
-            _align(file)
-            for piece in tensor.pieces():
-                # Not ndarray.tofile, which makes a TypeError of an interrupt that comes at the wrong moment.
-                file.write(np.ascontiguousarray(piece).data)
-                done += piece.nbytes
-                report("writing", done, total)
-        _align(file)
-
-
-def _align(file: IO[bytes]) -> None:
-    file.write(bytes(-file.tell() % _ALIGNMENT))
