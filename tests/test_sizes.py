@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InputError
-from paceline.sizes import format_memory, format_seconds, parse_bytes, parse_seconds
+from paceline.sizes import format_memory, format_seconds, parse_bytes, parse_count, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,16 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_times_are_said_in_few_words() -> None:
     assert [format_seconds(seconds) for seconds in (42.3, 89, 720, 5400)] == ["42 s", "89 s", "12 min", "1 h 30 min"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("32000", 32_000), ("32k", 32_000), ("32 K", 32_000), ("1.5M", 1_500_000), ("0", 0)]
+)
+def test_a_count_is_written_with_its_unit(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "32kb", "-3", "1e3", "3G"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_count(text)

@@ -10,6 +10,7 @@ from paceline.core.errors import InputError
 _BYTES: Final = (" bytes", " kB", " MB", " GB")
 _WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _TIME: Final = re.compile(r"(?:(\d+(?:\.\d+)?)h)? ?(?:(\d+(?:\.\d+)?)m(?:in)?)? ?(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
+_COUNTED: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KM]?)", re.IGNORECASE)
 _THOUSANDS: Final = ("", " k", " M", " B")
 
 
@@ -52,6 +53,14 @@ def format_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def parse_count(text: str) -> int:
+    """Return the number that a count stands for, such as ``32000``, ``32k`` or ``1.5M``: a k is 1,000."""
+    found = _COUNTED.fullmatch(text.strip())
+    if found is None:
+        raise InputError(f"{text!r} is no count: give a whole number, such as 32000 or 32k")
+    return int(float(found[1]) * {"": 1, "K": 1_000, "M": 1_000_000}[found[2].upper()])
 
 
 def format_count(count: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.engines.scripted import ScriptedVocabulary
-from paceline.lab.samples import PROMPT_TOKENS, Sample, file_samples, heldout_samples, make_tasks
+from paceline.lab.samples import PROMPT_TOKENS, Sample, file_samples, heldout_samples, make_tasks, split_samples
 from paceline.models.embedded import HELDOUT_KINDS
 
 LETTERS = ScriptedVocabulary([bytes([letter]) for letter in range(1, 127)])
@@ -106,3 +106,16 @@ def test_prompts_and_answers_fit_the_context() -> None:
         make_tasks(samples, LETTERS, tokens=24, context_length=28, seed=0)
     with pytest.raises(InputError, match="no text is as long as 8 tokens"):
         make_tasks([Sample("code", "a", "xyz")], LETTERS, tokens=24, context_length=4096, seed=0)
+
+
+def test_halves_have_every_other_text_of_each_kind() -> None:
+    samples = heldout_samples()
+    first, second = split_samples(samples)
+    assert sorted(sample.name for sample in (*first, *second)) == sorted(sample.name for sample in samples)
+    for half in (first, second):
+        assert [sum(sample.kind == kind for sample in half) for kind in HELDOUT_KINDS] == [6] * len(HELDOUT_KINDS)
+
+
+def test_a_text_without_others_of_its_kind_is_in_both_halves() -> None:
+    alone = Sample("own", "own:1", "a text")
+    assert split_samples([alone]) == ([alone], [alone])

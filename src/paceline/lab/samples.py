@@ -141,3 +141,18 @@ def make_tasks(
     if not tasks:
         raise InputError(f"no text is as long as {_MIN_PROMPT} tokens: give a longer one with --text")
     return tasks
+
+
+def split_samples(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Return two halves of the samples, each with every other text of each kind.
+
+    What was chosen by some texts has to be measured on others. Of a kind with one text both halves have it.
+    """
+    halves: tuple[list[Sample], list[Sample]] = ([], [])
+    by_kind: dict[str, list[Sample]] = {}
+    for sample in samples:
+        of_kind = by_kind.setdefault(sample.kind, [])
+        halves[len(of_kind) % 2].append(sample)
+        of_kind.append(sample)
+    halves[1].extend(texts[0] for texts in by_kind.values() if len(texts) == 1)
+    return halves

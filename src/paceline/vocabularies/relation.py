@@ -171,6 +171,11 @@ def false_ends(vocabulary: Vocabulary) -> dict[int, bytes]:
     return {token_id: spelling for token_id, spelling in ends.items() if not _MARKER.fullmatch(spelling)}
 
 
+def is_filler(spelling: bytes) -> bool:
+    """Return whether a token is spelled as one that never got a meaning, such as ``<unused7>``."""
+    return _FILLER.fullmatch(spelling) is not None
+
+
 def _is_unused(vocabulary: Vocabulary, token_id: int, spelling: bytes) -> bool:
     """Return whether an id stands for no text: it is a control token, or spelled as one, or kept free."""
     if spelling[:1] in (b"<", b"[") and (_FILLER.fullmatch(spelling) or _MARKER.fullmatch(spelling)):

@@ -85,7 +85,7 @@ def _iter_advice(diagnosis: Diagnosis, target: ModelDescription, draft_on_cpu: b
         if share is not None and share > _OUTPUT_SHARE:
             yield (
                 f"{share:.0%} of the draft's weights are one row for each of its {draft.vocabulary_size:,} tokens: a "
-                "draft with fewer tokens would cost that much less"
+                "draft with fewer tokens would cost that much less (paceline prune --vocab 32k makes one)"
             )
     if not pays and is_hopeless and prediction.static.gain.value < 1.0:
         yield (
