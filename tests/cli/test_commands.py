@@ -13,7 +13,7 @@ import typer.main
 from paceline.cli.main import app
 from tests.cli.invoking import Invoke
 
-COMMANDS = ("demo", "run", "chat", "serve", "profile", "bench", "inflate", "convert", "models", "models show")
+COMMANDS = ("demo", "run", "chat", "serve", "profile", "bench", "inflate", "prune", "convert", "models", "models show")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from paceline.cli import (
     inflate,
     models,
     profile,
+    prune,
     run,
     serve,
 )
@@ -86,6 +87,7 @@ _add_command("distil", distil.distil_command, distil.EPILOG)
 _add_command("profile", profile.profile_command, profile.EPILOG)
 _add_command("bench", bench.bench, bench.EPILOG)
 _add_command("inflate", inflate.inflate_command, inflate.EPILOG)
+_add_command("prune", prune.prune, prune.EPILOG)
 _add_command("convert", convert.convert, convert.EPILOG)
 
 
