@@ -306,39 +306,24 @@ def test_what_was_left_behind_is_removed_and_what_is_being_written_is_not(folder
     assert set(folder.iterdir()) == {made, alive}
 
 
-def test_of_two_at_once_one_makes_it_and_the_other_waits(processes: list[subprocess.Popen[bytes]]) -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_of_two_at_once_one_makes_it_and_the_other_waits_and_makes_it_where_that_gives_up(
+    gives_up: bool, processes: list[subprocess.Popen[bytes]]
+) -> None:
     begun, waited = threading.Event(), threading.Event()
-    found: list[Path] = []
+    found: list[Path | ModelFileError] = []
 
     def first() -> None:
         def report(done_bytes: int, num_bytes: int) -> None:
             begun.set()
             assert waited.wait(WAIT_S)
+            if gives_up:
+                raise ModelFileError("given up")
 
-        found.append(OwnDraft().of(DRAFT).make(report))
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert begun.wait(WAIT_S)
-    made_here: list[int] = []
-    found.append(OwnDraft().of(DRAFT).make(lambda done, total: made_here.append(done), waiting=waited.set))
-    thread.join()
-    assert found[0] == found[1]
-    assert found[0].is_file()
-    assert (made_here, len(processes)) == ([], 1)
-
-
-def test_who_waits_makes_it_where_the_other_gives_up() -> None:
-    begun, waited = threading.Event(), threading.Event()
-
-    def first() -> None:
-        def report(done_bytes: int, num_bytes: int) -> None:
-            begun.set()
-            assert waited.wait(WAIT_S)
-            raise ModelFileError("given up")
-
-        with pytest.raises(ModelFileError, match="given up"):
-            OwnDraft().of(DRAFT).make(report)
+        try:
+            found.append(OwnDraft().of(DRAFT).make(report))
+        except ModelFileError as error:
+            found.append(error)
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -346,7 +331,9 @@ def test_who_waits_makes_it_where_the_other_gives_up() -> None:
     made_here: list[int] = []
     made = OwnDraft().of(DRAFT).make(lambda done, total: made_here.append(done), waiting=waited.set)
     thread.join()
-    assert made_here
+    (other,) = found
+    assert str(other) == ("given up" if gives_up else str(made))
+    assert (bool(made_here), len(processes)) == (gives_up, 1 + gives_up)
     assert list(made.parent.iterdir()) == [made]
 
 
