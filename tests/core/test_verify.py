@@ -35,44 +35,29 @@ SUCCESSOR = {0: [0.0, 9.0, 0.0, 0.0], 1: [0.0, 0.0, 9.0, 0.0], 2: [0.0, 0.0, 0.0
 
 @pytest.mark.parametrize("name", VERIFIER_NAMES)
 class TestGreedyWalks:
-    def test_no_drafts(self, name: VerifierName) -> None:
+    @pytest.mark.parametrize(
+        ("drafts", "path", "token_ids", "reached_leaf"),
+        [
+            ([], [], [1], True),
+            ([[1, 2]], [1, 2], [1, 2, 3], True),
+            ([[1, 0, 1]], [1], [1, 2], False),
+            ([[3]], [], [1], False),
+            ([[2, 3], [1, 2]], [3, 4], [1, 2, 3], True),
+        ],
+        ids=["none", "all accepted and a bonus", "some and a recovered", "turned down at once", "the second sibling"],
+    )
+    def test_by_hand(
+        self, drafts: list[list[int]], path: list[int], token_ids: list[int], reached_leaf: bool, name: VerifierName
+    ) -> None:
         tree = DraftTree(0)
-        row_logits, _ = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 1, row_logits, [0])
-        assert (walk.path, walk.token_ids, walk.reached_leaf) == ([], [1], True)
-
-    def test_all_accepted_and_a_bonus(self, name: VerifierName) -> None:
-        tree = DraftTree(0)
-        node = tree.add(tree.add(ROOT, 1, "d"), 2, "d")
+        for draft in drafts:
+            node = ROOT
+            for token_id in draft:
+                node = tree.add(node, token_id, "d")
         row_logits, asked = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 3, row_logits, [0])
-        assert (walk.path, walk.token_ids, walk.reached_leaf) == ([1, node], [1, 2, 3], True)
-        assert asked == [ROOT, 1, node]
-
-    def test_partly_accepted_and_a_recovered(self, name: VerifierName) -> None:
-        tree = DraftTree(0)
-        wrong = tree.add(tree.add(ROOT, 1, "d"), 0, "d")
-        tree.add(wrong, 1, "d")
-        row_logits, asked = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 4, row_logits, [0])
-        assert (walk.path, walk.token_ids, walk.reached_leaf) == ([1], [1, 2], False)
-        assert asked == [ROOT, 1], "rows are read only where the walk goes"
-
-    def test_turned_down_at_once(self, name: VerifierName) -> None:
-        tree = DraftTree(0)
-        tree.add(ROOT, 3, "d")
-        row_logits, _ = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 2, row_logits, [0])
-        assert (walk.path, walk.token_ids, walk.reached_leaf) == ([], [1], False)
-
-    def test_the_second_sibling_is_right(self, name: VerifierName) -> None:
-        tree = DraftTree(0)
-        tree.add(tree.add(ROOT, 2, "d"), 3, "d")
-        right = tree.add(ROOT, 1, "d")
-        deeper = tree.add(right, 2, "d")
-        row_logits, _ = rows_by_token(tree, SUCCESSOR)
-        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, 5, row_logits, [0])
-        assert (walk.path, walk.token_ids) == ([right, deeper], [1, 2, 3])
+        walk = make_verifier(name, RowSampler(GREEDY)).walk(tree, len(tree), row_logits, [0])
+        assert (walk.path, walk.token_ids, walk.reached_leaf) == (path, token_ids, reached_leaf)
+        assert asked == [ROOT, *path], "rows are read only where the walk goes"
 
     def test_drafted_ancestors_count_for_penalties(self, name: VerifierName) -> None:
         """With every seen token ruled out, 0 1 2 must be followed by 3, at each depth by its own history."""

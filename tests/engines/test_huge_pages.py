@@ -125,26 +125,21 @@ def test_where_getting_them_takes_long_the_rest_is_left_for_later() -> None:
     assert asks(left[0])
 
 
-def test_an_error_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_an_error_or_an_interrupt_meanwhile_ends_the_load(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(HugePages):
         def take(self) -> None:
-            raise MemoryError("none left")
+            if error is KeyboardInterrupt:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise error
 
     monkeypatch.setattr(weights, "gives_huge_pages", lambda: True)
     monkeypatch.setattr(weights, "HugePages", Failing)
-    with pytest.raises(MemoryError, match="none left"):
-        load_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
-
-
-def test_an_interrupt_meanwhile_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(HugePages):
-        def take(self) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(weights, "gives_huge_pages", lambda: True)
-    monkeypatch.setattr(weights, "HugePages", Interrupted)
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         load_model(ModelOptions(embedded_draft(), context_length=64, threads=1))
     assert signal.getsignal(signal.SIGINT) is handler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -301,19 +301,16 @@ def test_whoever_wants_no_more_gets_no_verdict(heard: int) -> None:
     assert next(asked) == heard + 1
 
 
-@pytest.mark.parametrize("amount", [0.1, 0.2, 5.0])
-def test_broken_rollback_does_not_pass_for_rounding(amount: float) -> None:
-    """Not even where it does no more than rounding might: what is measured takes nothing back."""
-    divergence = divergence_on(LeakingEngine(amount))
+@pytest.mark.parametrize(
+    ("engine", "amount"), [*((LeakingEngine, amount) for amount in (0.1, 0.2, 5.0)), (PlacingEngine, 1.0)]
+)
+def test_broken_rollback_and_sequences_that_disturb_each_other_do_not_pass_for_rounding(
+    engine: Callable[[float], Engine], amount: float
+) -> None:
+    """Not even where rollback does no more than rounding might: what is measured takes nothing back."""
+    divergence = divergence_on(engine(amount))
     assert divergence is not None
     assert divergence.logit_difference == pytest.approx(amount)
-    assert divergence.rounding == 0.0
-    assert divergence.verdict == "bug"
-
-
-def test_sequences_that_disturb_each_other_do_not_pass_for_rounding() -> None:
-    divergence = divergence_on(PlacingEngine(1.0))
-    assert divergence is not None
     assert divergence.rounding == 0.0
     assert divergence.verdict == "bug"
 

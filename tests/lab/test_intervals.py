@@ -12,20 +12,19 @@ from scipy import stats
 from paceline.lab.intervals import ALL, Tally, _student_t, depths, difference, estimate, quotient, ratio, share
 
 
-def test_of_equal_values_the_interval_is_a_point() -> None:
-    found = estimate([1.25] * 7)
-    assert (found.median, found.low, found.high, found.count) == (1.25, 1.25, 1.25, 7)
-
-
-def test_of_five_values_the_interval_is_nearly_their_range() -> None:
-    """The median of five draws is the smallest with probability 0.058 and the next smallest or less with 0.317."""
-    found = estimate([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (found.median, found.low, found.high) == (3.0, 1.0, 5.0)
-
-
-def test_one_value_has_no_interval() -> None:
-    found = estimate([0.9])
-    assert (found.median, found.low, found.high, found.count) == (0.9, None, None, 1)
+@pytest.mark.parametrize(
+    ("values", "median", "low", "high"),
+    [
+        ([1.25] * 7, 1.25, 1.25, 1.25),
+        # The median of five draws is the smallest with probability 0.058 and the next smallest or less with 0.317.
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 1.0, 5.0),
+        ([0.9], 0.9, None, None),
+    ],
+    ids=["equal", "five", "one"],
+)
+def test_intervals_by_hand(values: list[float], median: float, low: float | None, high: float | None) -> None:
+    found = estimate(values)
+    assert (found.median, found.low, found.high, found.count) == (median, low, high, len(values))
 
 
 def test_the_order_of_the_values_and_the_run_do_not_matter() -> None:

@@ -89,10 +89,12 @@ def test_offline_by_the_environment(variable: str, hub: Hub, monkeypatch: pytest
     assert hub.asked == []
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Hub) -> None:
-    hub.breaks_after = [300_000, 500_000]
+@pytest.mark.parametrize("ignores_ranges", [False, True], ids=["", "a server that gives whole files alone"])
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(ignores_ranges: bool, hub: Hub) -> None:
+    hub.breaks_after, hub.ignores_ranges = [300_000] if ignores_ranges else [300_000, 500_000], ignores_ranges
     assert paceline.from_hub("user/tiny").read_bytes() == DRAFT
-    assert [asked.range for asked in hub.bodies()] == [None, "bytes=300000-", "bytes=800000-"]
+    asked = [None, "bytes=300000-", "bytes=800000-"]
+    assert [each.range for each in hub.bodies()] == asked[: 1 + (1 if ignores_ranges else 2)]
 
 
 def test_what_an_earlier_start_has_got_is_not_fetched_again(hub: Hub) -> None:
@@ -120,12 +122,6 @@ def test_a_file_that_was_whole_but_had_no_name_yet_is_not_fetched_again(hub: Hub
     (blobs / f"{digest_of(DRAFT)}.incomplete").write_bytes(DRAFT)
     assert paceline.from_hub("user/tiny").read_bytes() == DRAFT
     assert hub.bodies() == []
-
-
-def test_a_server_that_gives_whole_files_alone_is_taken_from_the_start(hub: Hub) -> None:
-    hub.breaks_after, hub.ignores_ranges = [300_000], True
-    assert paceline.from_hub("user/tiny").read_bytes() == DRAFT
-    assert [asked.range for asked in hub.bodies()] == [None, "bytes=300000-"]
 
 
 def test_what_is_not_what_the_hub_says_is_never_a_model(hub: Hub) -> None:

@@ -170,22 +170,20 @@ def test_a_tree_goes_to_the_engine_as_it_is() -> None:
 
 
 class TestLimits:
-    def test_drafts_stop_where_the_answer_has_to(self) -> None:
-        engine = counting_engine()
+    @pytest.mark.parametrize(
+        ("context_length", "prompt", "max_tokens", "reason", "rows"),
+        # One token comes with the prompt and the round adds one of the target's own, so three drafts are enough.
+        [(50, [0], 5, "length", [1, 4]), (6, [0, 1], 50, "context", [2, 3])],
+    )
+    def test_drafts_stop_where_the_answer_or_the_context_does(
+        self, context_length: int, prompt: list[int], max_tokens: int, reason: str, rows: list[int]
+    ) -> None:
+        engine = counting_engine(context_length=context_length)
         drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 9)]])
-        answer = decode(engine, [0], GREEDY, StopRules(5), drafters=[drafter], policy=FixedPolicy(8))
-        assert answer.token_ids == [1, 2, 3, 4, 5]
-        assert answer.finish_reason == "length"
-        # One token came with the prompt and the round adds one of the target's own, so three drafts are enough.
-        assert [sum(len(step.token_ids) for step in steps) for steps in engine.passes] == [1, 4]
-
-    def test_drafts_stop_where_the_context_does(self) -> None:
-        engine = counting_engine(context_length=6)
-        drafter = ForcedDrafter(lambda request: [[(request.token_ids[-1] + k) % 10 for k in range(1, 9)]])
-        answer = decode(engine, [0, 1], GREEDY, StopRules(50), drafters=[drafter], policy=FixedPolicy(8))
-        assert answer.token_ids == [2, 3, 4, 5]
-        assert answer.finish_reason == "context"
-        assert [sum(len(step.token_ids) for step in steps) for steps in engine.passes] == [2, 3]
+        answer = decode(engine, prompt, GREEDY, StopRules(max_tokens), drafters=[drafter], policy=FixedPolicy(8))
+        assert answer.token_ids == list(range(len(prompt), 6))
+        assert answer.finish_reason == reason
+        assert [sum(len(step.token_ids) for step in steps) for steps in engine.passes] == rows
 
     def test_tokens_after_the_end_of_the_answer_are_dropped(self) -> None:
         engine = counting_engine(end_ids=[4])
@@ -215,27 +213,21 @@ class TestLimits:
         assert answer.text == "12"
         assert answer.finish_reason == "stop"
 
-    @pytest.mark.parametrize(("stop", "text"), [("2", "1"), ("12", ""), ("23", "1"), ("13", "134")])
-    def test_a_stop_text_may_name_a_control_token(self, stop: str, text: str) -> None:
-        engine = counting_engine(end_ids=[2])
-        drafter = ForcedDrafter(lambda request: [[2, 3, 4]])
-        for drafters in ([], [drafter]):
-            rules = StopRules(4, stop=(stop,), ignore_end=True)
-            answer = decode(engine, [0], GREEDY, rules, drafters=drafters, policy=FixedPolicy(5))
-            assert answer.text == text
-            assert answer.finish_reason == ("length" if text == "134" else "stop")
-
     @pytest.mark.parametrize(
-        ("stop", "text"), [((), "1234"), (("2",), "1"), (("12",), ""), (("23",), "1"), (("13",), "1234")]
+        ("stop", "text"), [((), None), (("2",), "1"), (("12",), ""), (("23",), "1"), (("13",), None)]
     )
-    def test_a_preserved_control_token_is_text(self, stop: tuple[str, ...], text: str) -> None:
-        engine = counting_engine(end_ids=[2, 4])
+    @pytest.mark.parametrize("preserved_ids", [(), (2, 4)])
+    def test_a_stop_text_may_name_a_control_token_and_one_that_is_preserved_is_text(
+        self, preserved_ids: tuple[int, ...], stop: tuple[str, ...], text: str | None
+    ) -> None:
+        engine = counting_engine(end_ids=[2, 4] if preserved_ids else [2])
         drafter = ForcedDrafter(lambda request: [[2, 3, 4]])
+        whole = "1234" if preserved_ids else "134"
         for drafters in ([], [drafter]):
-            rules = StopRules(4, stop=stop, ignore_end=True, preserved_ids=(2, 4))
+            rules = StopRules(4, stop=stop, ignore_end=True, preserved_ids=preserved_ids)
             answer = decode(engine, [0], GREEDY, rules, drafters=drafters, policy=FixedPolicy(5))
-            assert answer.text == text
-            assert answer.finish_reason == ("length" if text == "1234" else "stop")
+            assert answer.text == (whole if text is None else text)
+            assert answer.finish_reason == ("length" if text is None else "stop")
 
     def test_only_control_tokens_that_are_named_are_preserved(self) -> None:
         rules = StopRules(5, ignore_end=True, preserved_ids=(4, 3))
@@ -244,8 +236,11 @@ class TestLimits:
             (text, SOURCE_TARGET) for text in "1345"
         ]
 
-    def test_an_end_token_is_not_text_even_if_preserved(self) -> None:
-        answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, StopRules(4, preserved_ids=(2,)))
+    @pytest.mark.parametrize(
+        "rules", [StopRules(4, preserved_ids=(2,)), StopRules(4, stop=("2",))], ids=["", "a stop text"]
+    )
+    def test_an_end_token_is_no_text_even_if_preserved_and_ends_before_a_stop_text(self, rules: StopRules) -> None:
+        answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, rules)
         assert (answer.token_ids, answer.text, answer.finish_reason) == ([1, 2], "1", "end")
 
     def test_what_is_taken_back_is_written_again_with_its_control_tokens(self) -> None:
@@ -257,10 +252,6 @@ class TestLimits:
             loop.step()
         rollback_text(request, 6, vocabulary)
         assert [segment.text for segment in request.segments] == ["a", "[x]", "b", "a", "[x]"]
-
-    def test_an_end_token_ends_before_a_stop_text_that_names_it(self) -> None:
-        answer = decode(counting_engine(end_ids=[2]), [0], GREEDY, StopRules(4, stop=("2",)))
-        assert (answer.token_ids, answer.text, answer.finish_reason) == ([1, 2], "1", "end")
 
     def test_one_token_is_asked_for(self) -> None:
         answer = decode(counting_engine(), [7], GREEDY, StopRules(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ COUNTING = table_model(np.roll(np.eye(10), 1, axis=1))
 """Greedily counts up: 0 is followed by 1, ..., 9 by 0."""
 
 PLAINLY = SpeculationParams(speculate=False)
+OF_OTHER = SpeculationParams(drafters=("other",))
 
 
 def pass_s(rows: int, context: int) -> float:
@@ -148,13 +149,14 @@ class TestWaiting:
         assert waiting.stats.queue_s == 11.0
         assert (waiting.stats.gain, waiting.stats.off_reason) == (None, None)
 
-    def test_what_lost_its_place_is_not_counted_as_waiting_again(self) -> None:
+    def test_what_lost_its_place_is_not_counted_as_waiting_again_and_takes_plain_decoding_as_long(self) -> None:
         engine = counting_engine(cells=44)
         loop = loop_of(engine, growth=0)
         requests = [loop.add([start] * 20, GREEDY, StopRules(10)) for start in (0, 5)]
         drain(loop)
         assert requests[1].stats.preemptions > 0
         assert [request.stats.queue_s for request in requests] == [0.0, 0.0]
+        assert [request.stats.gain for request in requests] == [1.0, 1.0]
 
 
 def test_every_sharer_is_charged_all_that_each_drafter_took() -> None:
@@ -239,30 +241,17 @@ class TestGain:
         assert request.stats.rounds > 2
         assert request.stats.gain == request.stats.gain_low == request.stats.gain_high == 1.0
 
-    def test_of_a_round_that_drafts_and_reads_a_prompt(self) -> None:
-        loop = loop_of(counting_engine(), [ForcedDrafter(right(3))], Knowing(3), prompt_rounds=math.inf)
+    @pytest.mark.parametrize("policy", [Knowing(3), FixedPolicy(3)], ids=["costs", "no costs"])
+    def test_of_a_round_that_drafts_and_reads_a_prompt(self, policy: Policy) -> None:
+        loop = loop_of(counting_engine(), [ForcedDrafter(right(3))], policy, prompt_rounds=math.inf)
         request = loop.add([0], GREEDY, StopRules(50))
         loop.step()
         loop.add([0] * 6, GREEDY, StopRules(1))
         loop.step()
         # Of ten rows in 20 s seven would have been there without drafts; three more tokens take plain rounds.
         assert request.stats.decode_s == 20.0
-        assert request.stats.plain == PlainTimes(14.0 + 3 * 11.0, 10.0 + 3 * 10.0, 20.0 + 3 * 13.0)
-
-    def test_is_unknown_of_a_round_that_drafts_and_reads_a_prompt_without_costs(self) -> None:
-        loop = loop_of(counting_engine(), [ForcedDrafter(right(3))], FixedPolicy(3), prompt_rounds=math.inf)
-        request = loop.add([0], GREEDY, StopRules(50))
-        loop.step()
-        loop.add([0] * 6, GREEDY, StopRules(1))
-        loop.step()
-        assert request.stats.plain is None
-
-    def test_reading_again_takes_plain_decoding_as_long(self) -> None:
-        loop = loop_of(counting_engine(cells=44), growth=0)
-        requests = [loop.add([start] * 20, GREEDY, StopRules(10)) for start in (0, 5)]
-        drain(loop)
-        assert requests[1].stats.preemptions > 0
-        assert [request.stats.gain for request in requests] == [1.0, 1.0]
+        known = PlainTimes(14.0 + 3 * 11.0, 10.0 + 3 * 10.0, 20.0 + 3 * 13.0)
+        assert request.stats.plain == (known if isinstance(policy, Knowing) else None)
 
 
 class TestWhyNothingWasDrafted:
@@ -285,37 +274,37 @@ class TestWhyNothingWasDrafted:
         assert stats.off_rounds.total() == stats.rounds
         return stats.off_rounds
 
-    def test_the_request_asked_for_none(self) -> None:
-        assert self.off_rounds([ForcedDrafter(right(3))], FixedPolicy(3), PLAINLY) == Counter(asked=4)
-
-    def test_the_policy_never_drafts(self) -> None:
-        assert self.off_rounds([ForcedDrafter(right(3))], NO_SPECULATION) == Counter(asked=4)
-        assert self.off_rounds([], NO_SPECULATION) == Counter(asked=4)
-
-    def test_there_are_no_drafters(self) -> None:
-        assert self.off_rounds([], FixedPolicy(3)) == Counter(no_drafters=4)
-
-    def test_there_are_none_of_those_that_were_named(self) -> None:
-        named = SpeculationParams(drafters=("other",))
-        assert self.off_rounds([ForcedDrafter(right(3))], FixedPolicy(3), named) == Counter(no_drafters=4)
-
-    def test_nothing_matched_until_there_was_nothing_left_to_draft(self) -> None:
-        drafters = [ForcedDrafter(nothing, "one"), ForcedDrafter(nothing, "other")]
-        assert self.off_rounds(drafters, FixedPolicy(3)) == Counter(no_match=3, short=1)
-
-    def test_nothing_matched_in_the_drafters_that_were_named(self) -> None:
-        drafters = [ForcedDrafter(nothing, "one"), ForcedDrafter(right(3), "other")]
-        named = SpeculationParams(drafters=("one",))
-        assert self.off_rounds(drafters, FixedPolicy(3), named) == Counter(no_match=3, short=1)
-
-    def test_the_context_is_full(self) -> None:
-        assert self.off_rounds([ForcedDrafter(right(3))], FixedPolicy(3), context_length=3) == Counter(short=1)
-
-    def test_drafts_were_shorter_than_the_least(self) -> None:
-        assert self.off_rounds([ForcedDrafter(right(2))], FixedPolicy(3, draft_min=3)) == Counter(draft_min=3, short=1)
-
-    def test_a_pass_has_no_row_for_drafts(self) -> None:
-        assert self.off_rounds([ForcedDrafter(right(3))], FixedPolicy(3), max_outputs=1) == Counter(no_room=3, short=1)
+    @pytest.mark.parametrize(
+        ("drafters", "policy", "options", "reasons"),
+        [
+            ({"one": right(3)}, FixedPolicy(3), {"speculation": PLAINLY}, {"asked": 4}),
+            ({"one": right(3)}, NO_SPECULATION, {}, {"asked": 4}),
+            ({}, NO_SPECULATION, {}, {"asked": 4}),
+            ({}, FixedPolicy(3), {}, {"no_drafters": 4}),
+            ({"one": right(3)}, FixedPolicy(3), {"speculation": OF_OTHER}, {"no_drafters": 4}),
+            # Nothing matched until there was nothing left to draft.
+            ({"one": nothing, "other": nothing}, FixedPolicy(3), {}, {"no_match": 3, "short": 1}),
+            (
+                {"one": right(3), "other": nothing},
+                FixedPolicy(3),
+                {"speculation": OF_OTHER},
+                {"no_match": 3, "short": 1},
+            ),
+            ({"one": right(3)}, FixedPolicy(3), {"context_length": 3}, {"short": 1}),
+            ({"one": right(2)}, FixedPolicy(3, draft_min=3), {}, {"draft_min": 3, "short": 1}),
+            # A pass has no row for drafts.
+            ({"one": right(3)}, FixedPolicy(3), {"max_outputs": 1}, {"no_room": 3, "short": 1}),
+        ],
+    )
+    def test_each_round_has_its_reason(
+        self,
+        drafters: dict[str, Callable[[Request], list[list[int]]]],
+        policy: Policy,
+        options: dict[str, Any],
+        reasons: dict[OffReason, int],
+    ) -> None:
+        drafting = [ForcedDrafter(paths, name) for name, paths in drafters.items()]
+        assert self.off_rounds(drafting, policy, **options) == Counter(reasons)
 
     def test_a_policy_held_that_no_draft_would_pay(self) -> None:
         engine = counting_engine()
