@@ -17,17 +17,18 @@ from tests.lab.doctor.helpers import engine, noisy_model, some_tokens
 
 
 class TestCoupledAcceptance:
-    def test_by_hand(self) -> None:
-        # i = 0: 1 / (max(1, 1) + max(1, 3)) = 1/4; i = 1: 1 / (max(1, 1/3) + max(1, 1)) = 1/2.
-        value = coupled_acceptance(np.array([0.5, 0.5]), np.array([0.25, 0.75]))
-        assert value == pytest.approx(1 / (1 + 3) + 1 / (1 + 1))
-
-    def test_equal_distributions_always_agree(self) -> None:
-        probs = np.random.default_rng(0).dirichlet(np.full(50, 0.3))
-        assert coupled_acceptance(probs, probs) == pytest.approx(1.0)
-
-    def test_disjoint_distributions_never_agree(self) -> None:
-        assert coupled_acceptance(np.array([0.4, 0.6, 0.0]), np.array([0.0, 0.0, 1.0])) == 0.0
+    @pytest.mark.parametrize(
+        ("target_probs", "draft_probs", "chance"),
+        [
+            # i = 0: 1 / (max(1, 1) + max(1, 3)) = 1/4; i = 1: 1 / (max(1, 1/3) + max(1, 1)) = 1/2.
+            ([0.5, 0.5], [0.25, 0.75], 1 / (1 + 3) + 1 / (1 + 1)),
+            ([0.1, 0.2, 0.7], [0.1, 0.2, 0.7], 1.0),
+            ([0.4, 0.6, 0.0], [0.0, 0.0, 1.0], 0.0),
+        ],
+        ids=["some", "equal", "disjoint"],
+    )
+    def test_by_hand(self, target_probs: list[float], draft_probs: list[float], chance: float) -> None:
+        assert coupled_acceptance(np.array(target_probs), np.array(draft_probs)) == pytest.approx(chance)
 
     @pytest.mark.parametrize("seed", range(20))
     def test_equals_the_double_sum(self, seed: int) -> None:

@@ -33,32 +33,24 @@ def test_a_text_is_cut_where_lines_begin(tmp_path: Path) -> None:
     assert any(sample.text.startswith("line 19") for sample in samples), "to its end"
 
 
-def test_a_short_text_is_one_prompt(tmp_path: Path) -> None:
-    path = tmp_path / "my.txt"
-    path.write_text("a text without an end of line")
-    assert [sample.text for sample in file_samples(path)] == ["a text without an end of line"]
-
-
-def test_lines_of_json_are_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "my.jsonl"
-    path.write_text(
-        "\n".join(map(json.dumps, [{"prompt": "a"}, {"text": "b", "id": 1}, {"content": "c"}, "d"])) + "\n\n"
-    )
-    assert [sample.text for sample in file_samples(path)] == ["a", "b", "c", "d"]
-
-
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
-    lines, text = tmp_path / "my.jsonl", tmp_path / "my.txt"
-    lines.write_text('{"prompt": "a"}\r\n{"text": "b"}\r\n', encoding="utf-8-sig", newline="")
-    text.write_text("a text", encoding="utf-8-sig")
-    assert [sample.text for sample in file_samples(lines)] == ["a", "b"]
-    assert [sample.text for sample in file_samples(text)] == ["a text"]
-
-
-def test_lines_of_json_end_where_json_has_them_end(tmp_path: Path) -> None:
-    path = tmp_path / "my.jsonl"
-    path.write_text(json.dumps({"prompt": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert [sample.text for sample in file_samples(path)] == ["a\u2028b\x85c"]
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    ("name", "content", "prompts"),
+    [
+        ("my.txt", "a text without an end of line", ["a text without an end of line"]),
+        ("my.jsonl", '{"prompt": "a"}\n{"text": "b", "id": 1}\n{"content": "c"}\n"d"\n\n', ["a", "b", "c", "d"]),
+        ("my.jsonl", '{"prompt": "a"}\r\n{"text": "b"}\r\n', ["a", "b"]),
+        ("my.jsonl", '{"prompt": "a\u2028b\x85c"}\n', ["a\u2028b\x85c"]),
+    ],
+    ids=["a short text", "lines of JSON", "lines of Windows", "what is no end of a line in JSON"],
+)
+def test_a_short_text_is_one_prompt_and_lines_of_json_are_several(
+    name: str, content: str, prompts: list[str], encoding: str, tmp_path: Path
+) -> None:
+    """A byte order mark is no part of them."""
+    path = tmp_path / name
+    path.write_text(content, encoding=encoding, newline="")
+    assert [sample.text for sample in file_samples(path)] == prompts
 
 
 def test_of_many_lines_of_json_the_last_one_read_is_whole(tmp_path: Path) -> None:

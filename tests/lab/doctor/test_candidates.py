@@ -84,12 +84,6 @@ def test_the_target_quantised_smaller_is_a_candidate(cache: Path) -> None:
     assert not own.path.exists(), "it is made when its turn comes"
 
 
-def test_a_loop_of_folders_ends(folder: Path) -> None:
-    (folder / "publisher" / "loop").symlink_to(folder)
-    candidates, _ = find_candidates([str(folder)], TARGET)
-    assert len(candidates) == 2
-
-
 def test_linked_folders_are_searched_too(folder: Path, tmp_path: Path) -> None:
     shelf = tmp_path / "shelf"
     shelf.mkdir()
