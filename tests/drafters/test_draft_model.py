@@ -154,23 +154,17 @@ def test_more_requests_than_rows() -> None:
     assert grow(drafter, requests[2:], DraftBudget(1))[0].token_ids == [7, 8]
 
 
-def test_more_requests_than_sequences() -> None:
-    engine = RecordingEngine(max_sequences=1)
-    drafter = drafter_for(engine)
-    first, second = begun(drafter, [0], [5])
-    assert [tree.num_drafted for tree in grow(drafter, [first, second], DraftBudget(1))] == [1, 0]
-    drafter.end(first)
-    assert grow(drafter, [second], DraftBudget(1))[0].token_ids == [5, 6]
-
-
-def test_a_full_cache_drafts_nothing_and_recovers() -> None:
-    engine = RecordingEngine(cells=4)
-    drafter = drafter_for(engine)
-    first, second = begun(drafter, [0, 1, 2], [5, 6, 7])
-    assert grow(drafter, [first], DraftBudget(1))[0].num_drafted == 1
-    assert grow(drafter, [second], DraftBudget(1))[0].num_drafted == 0
-    drafter.end(first)
-    assert grow(drafter, [second], DraftBudget(1))[0].token_ids == [7, 8]
+@pytest.mark.parametrize(("limits", "together"), [({"max_sequences": 1}, True), ({"cells": 4}, False)])
+def test_who_finds_no_room_drafts_nothing_until_there_is_some(limits: dict[str, int], together: bool) -> None:
+    drafter = drafter_for(RecordingEngine(**limits))
+    requests = begun(drafter, [0, 1, 2], [5, 6, 7])
+    if together:
+        trees = grow(drafter, requests, DraftBudget(1))
+    else:
+        trees = [grow(drafter, [request], DraftBudget(1))[0] for request in requests]
+    assert [tree.num_drafted for tree in trees] == [1, 0]
+    drafter.end(requests[0])
+    assert grow(drafter, requests[1:], DraftBudget(1))[0].token_ids == [7, 8]
 
 
 @pytest.mark.parametrize("set_at", ["drafter", "engine"])
