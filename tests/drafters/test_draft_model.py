@@ -155,7 +155,7 @@ def test_more_requests_than_rows() -> None:
 
 
 @pytest.mark.parametrize(("limits", "together"), [({"max_sequences": 1}, True), ({"cells": 4}, False)])
-def test_who_finds_no_room_drafts_nothing_until_there_is_some(limits: dict[str, int], together: bool) -> None:
+def test_who_finds_no_room_drafts_nothing_until_there_is_some(limits: dict[str, Any], together: bool) -> None:
     drafter = drafter_for(RecordingEngine(**limits))
     requests = begun(drafter, [0, 1, 2], [5, 6, 7])
     if together:
