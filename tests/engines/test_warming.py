@@ -36,23 +36,21 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warming, "_MAX_S", math.inf)
 
 
-def test_every_width_is_made_once_and_nothing_is_left() -> None:
-    engine = Watched()
-    warm_up(engine)
-    assert engine.passes == list(ROUND_WIDTHS)
-    assert not engine._sequences
-
-
-def test_widths_that_the_engine_cannot_have_are_left_out() -> None:
-    engine = Watched(max_rows=8, context_length=6)
-    warm_up(engine, [1, 4, 8, 16, 2])
-    assert engine.passes == [1, 4, 2]
-
-
-def test_it_ends_when_the_cache_is_full_and_leaves_no_sequence() -> None:
-    engine = Watched(max_rows=64, cells=8)
-    warm_up(engine, [4, 16, 2])
-    assert engine.passes == [4, 16]
+@pytest.mark.parametrize(
+    ("limits", "asked", "passes"),
+    [
+        ({}, [], ROUND_WIDTHS),
+        ({"max_rows": 8, "context_length": 6}, [[1, 4, 8, 16, 2]], [1, 4, 2]),
+        ({"max_rows": 64, "cells": 8}, [[4, 16, 2]], [4, 16]),
+    ],
+    ids=["all", "some that the engine cannot have", "until the cache is full"],
+)
+def test_every_width_is_made_once_and_nothing_is_left(
+    limits: dict[str, int], asked: Sequence[Sequence[int]], passes: Sequence[int]
+) -> None:
+    engine = Watched(**limits)
+    warm_up(engine, *asked)
+    assert engine.passes == [*passes]
     assert not engine._sequences
 
 
