@@ -6,13 +6,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from paceline.cli.main import main
+from paceline.models.embedded import embedded_target
 
 FAST = ("-n", "24", "-t", "1", "--temp", "0", "--seed", "1")
+PLAIN = ("-t", "1", "--no-speculation", "--seed", "1")
+SHORT = (*PLAIN, "-n", "8")
+
+
+def by_template(templates: Path, name: str = "chatml") -> tuple[str, ...]:
+    """Return options by which the embedded target chats."""
+    return ("-m", str(embedded_target()), "--chat-template-file", str(templates / f"{name}.jinja"))
 
 
 class Outcome(NamedTuple):

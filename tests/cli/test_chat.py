@@ -20,27 +20,13 @@ import paceline
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply, ReplyStream
 from paceline.cli.chat_session import ChatSession
-from paceline.models.embedded import embedded_target
-from tests.chat.conversing import BEGUN, CHATML, CONTROLS, FIRST_SYSTEM, THINKING, chat_gguf
-from tests.cli.invoking import Invoke, Outcome, spawn, without_stream
+from tests.chat.conversing import CHATML, CONTROLS, THINKING, chat_gguf
+from tests.cli.invoking import PLAIN, SHORT, Invoke, Outcome, by_template, spawn, without_stream
 from tests.models.helpers import with_last_tokens
 from tests.planning.helpers import allow_drafts
 from tests.timing import WAIT_S
 
-PLAIN = ("-t", "1", "--no-speculation", "--seed", "1")
-SHORT = (*PLAIN, "-n", "8")
-TARGET = str(embedded_target())
-
 Chat = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("templates")
-    sources = {"chatml": CHATML, "thinking": THINKING, "begun": BEGUN, "first_system": FIRST_SYSTEM}
-    for name, source in sources.items():
-        (folder / f"{name}.jinja").write_text(source)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +43,7 @@ def chat(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, templates: Path) -> Ch
     def run(*lines: str | bytes, options: Sequence[str] = SHORT, template: str = "chatml") -> Outcome:
         data = b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
-        named = ("-m", TARGET, "--chat-template-file", str(templates / f"{template}.jinja"))
-        return invoke("chat", *named, *options)
+        return invoke("chat", *by_template(templates, template), *options)
 
     return run
 
@@ -432,16 +417,14 @@ def test_the_environment_sets_defaults_of_chats(chat: Chat, monkeypatch: pytest.
 
 def test_a_closed_input_or_no_message_at_all(chat: Chat, templates: Path) -> None:
     assert chat() == Outcome(0, "", "")
-    template = ("--chat-template-file", str(templates / "chatml.jinja"))
-    command = without_stream(0, "chat", "-m", TARGET, *template, *SHORT)
+    command = without_stream(0, "chat", *by_template(templates), *SHORT)
     ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
     assert ended.stderr == b"paceline: standard input is closed: there is nobody to chat with\n"
 
 
 def spawn_chat(templates: Path, *options: str, **more: Any) -> subprocess.Popen[bytes]:
-    template = ("--chat-template-file", str(templates / "chatml.jinja"))
-    return spawn("chat", "-m", TARGET, *template, *options, stdin=subprocess.PIPE, **more)
+    return spawn("chat", *by_template(templates), *options, stdin=subprocess.PIPE, **more)
 
 
 def test_ctrl_c_ends_an_answer_and_then_the_wait_for_a_line(templates: Path) -> None:
@@ -517,23 +500,21 @@ def test_neither_no_color_nor_a_colour_terminal_changes_a_pipe(templates: Path) 
 
 
 def test_run_answers_one_message(invoke: Invoke, templates: Path, chat: Chat) -> None:
-    template = ("-m", TARGET, "--chat-template-file", str(templates / "chatml.jinja"))
-    outcome = invoke("run", "--chat", *template, *SHORT, "-p", "Hello")
+    outcome = invoke("run", "--chat", *by_template(templates), *SHORT, "-p", "Hello")
     assert outcome.status == 0
     assert "n_predict = 8" in outcome.err
     assert "add --chat" not in outcome.err
     answer = replies(chat("Hello", options=(*SHORT, "--json")))[0]
     assert outcome.out == answer["text"]
-    told = json.loads(invoke("run", "--chat", *template, *SHORT, "-p", "Hello", "--json").out)
+    told = json.loads(invoke("run", "--chat", *by_template(templates), *SHORT, "-p", "Hello", "--json").out)
     assert told["message"] == {"role": "assistant", "content": answer["text"]} == answer["message"]
     assert told["token_ids"] == answer["token_ids"]
 
 
 def test_run_takes_what_the_system_says(invoke: Invoke, templates: Path, chat: Chat, tmp_path: Path) -> None:
-    template = ("-m", TARGET, "--chat-template-file", str(templates / "first_system.jinja"))
     said = tmp_path / "says.txt"
     said.write_text("Be brief.\nBe kind.\n")
-    common = ("run", "--chat", *template, *SHORT, "-p", "Hello", "--json")
+    common = ("run", "--chat", *by_template(templates, "first_system"), *SHORT, "-p", "Hello", "--json")
     sizes = [
         json.loads(invoke(*common, *options).out)["stats"]["prompt_n"]
         for options in (
@@ -548,14 +529,15 @@ def test_run_takes_what_the_system_says(invoke: Invoke, templates: Path, chat: C
 
 
 def test_run_ends_an_answer_where_the_model_does(invoke: Invoke, templates: Path) -> None:
-    template = ("-m", TARGET, "--chat-template-file", str(templates / "chatml.jinja"))
-    told = json.loads(invoke("run", "--chat", *template, *PLAIN, "-c", "512", "-p", "a", "--json", "--ignore-eos").out)
+    told = json.loads(
+        invoke("run", "--chat", *by_template(templates), *PLAIN, "-c", "512", "-p", "a", "--json", "--ignore-eos").out
+    )
     assert told["finish_reason"] == "context"
     assert told["stats"]["predicted_n"] > 256, "which is what run has where nothing else is said"
 
 
 def test_run_compares_by_the_template(invoke: Invoke, templates: Path) -> None:
-    common = ("run", "--chat", "-m", TARGET, "--chat-template-file", str(templates / "chatml.jinja"), "-t", "1")
+    common = ("run", "--chat", *by_template(templates), "-t", "1")
     options = ("-n", "16", "--seed", "1", "-p", "def f(x):", "--draft-max", "3", "--exact")
     told = json.loads(invoke(*common, *options, "--compare", "--repeats", "1", "--json").out)
     alone = json.loads(invoke(*common, *options, "--json").out)
@@ -572,7 +554,7 @@ def test_run_hints_once_at_a_template_that_is_not_used(invoke: Invoke, instruct:
     assert (silent.out, silent.err.count("--chat")) == (plain.out, 0)
     assert invoke(*common, "--json").err == ""
     assert "--chat" not in invoke(*common, "--chat").err
-    assert "--chat" not in invoke("run", "-m", TARGET, *SHORT, "-p", "Hello").err
+    assert "--chat" not in invoke("run", "-m", "target", *SHORT, "-p", "Hello").err
 
 
 def test_a_chat_with_a_models_own_template(invoke: Invoke, instruct: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,8 +565,7 @@ def test_a_chat_with_a_models_own_template(invoke: Invoke, instruct: str, monkey
 
 
 def test_lines_are_edited_on_a_terminal_alone(templates: Path) -> None:
-    template = ("--chat-template-file", str(templates / "chatml.jinja"))
-    command = [sys.executable, "-X", "importtime", "-m", "paceline", "chat", "-m", TARGET, *template, *SHORT]
+    command = [sys.executable, "-X", "importtime", "-m", "paceline", "chat", *by_template(templates), *SHORT]
     shown = subprocess.run(command, input=b"Hello\n", capture_output=True, check=True, timeout=WAIT_S)
     assert b"prompt_toolkit" not in shown.stderr
     assert b"jinja2" in shown.stderr

@@ -9,28 +9,16 @@ from typing import Any
 
 import pytest
 
-from paceline.models.embedded import embedded_target
-from tests.chat.conversing import BEGUN, CHATML
+from tests.cli.invoking import PLAIN, SHORT, by_template
 from tests.cli.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
 
-PLAIN = ("-t", "1", "--no-speculation", "--seed", "1")
-SHORT = (*PLAIN, "-n", "8")
 ENDLESS = (*PLAIN, "-n", "100000", "--ignore-eos")
 PROMPT = r"\n>"
 REPORT = r"\d+ tokens; [^\n]*\n"
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("templates")
-    (folder / "chatml.jinja").write_text(CHATML)
-    (folder / "begun.jinja").write_text(BEGUN)
-    return folder
-
-
 def chat(templates: Path, *options: str, template: str = "chatml", columns: int = 80, **environment: str) -> Terminal:
-    named = ("-m", str(embedded_target()), "--chat-template-file", str(templates / f"{template}.jinja"))
-    return Terminal(["chat", *named, *options], columns=columns, **environment)
+    return Terminal(["chat", *by_template(templates, template), *options], columns=columns, **environment)
 
 
 def save(terminal: Terminal, file: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -27,12 +26,21 @@ from paceline.serving.model_host import ModelHost, Served, ServedModel
 from paceline.serving.security import SecuritySettings
 from paceline.serving.server import Server
 from tests.chat.conversing import CHATML
+from tests.serving.processes import poll
 from tests.serving.scripted import scripted_model
 from tests.serving.starting import in_thread
 from tests.timing import WAIT_S
 
 NAME: Final = "scripted"
 """Of scripted models."""
+
+STRICT: Final[dict[str, Any]] = {
+    "api_key": "none",
+    "max_retries": 0,
+    "timeout": WAIT_S,
+    "_strict_response_validation": True,
+}
+"""Options of OpenAI's and Anthropic's own clients: each answer is checked, and nothing is asked again."""
 
 
 @dataclass
@@ -91,9 +99,7 @@ class Hosted:
 
     def wait_for_nothing(self) -> None:
         """Wait until the engine has nothing left of any answer."""
-        end_s = time.monotonic() + WAIT_S
-        while self.server.board.answers or self.sequences:
-            assert time.monotonic() < end_s
+        poll(lambda: not (self.server.board.answers or self.sequences))
 
     def chunks(self, path: str, body: dict[str, Any]) -> list[Any]:
         """Return the JSON of all events of a stream; ``[DONE]`` is checked and left out."""
@@ -102,31 +108,19 @@ class Hosted:
             assert events.pop() == "[DONE]"
         return [json_of(event) for event in events]
 
-    @contextmanager
-    def anthropic_client(self, **options: Any) -> Iterator[anthropic.Anthropic]:
-        """Yield Anthropic's own client, as strict."""
-        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
-        with anthropic.Anthropic(base_url=self.url, _strict_response_validation=True, **given) as client:
-            yield client
+    def anthropic_client(self, **options: Any) -> anthropic.Anthropic:
+        """Return Anthropic's own client, as strict; to be closed."""
+        return anthropic.Anthropic(base_url=self.url, **{**STRICT, **options})
 
-    @asynccontextmanager
-    async def async_anthropic_client(self, **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
-        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
-        async with anthropic.AsyncAnthropic(base_url=self.url, _strict_response_validation=True, **given) as client:
-            yield client
+    def async_anthropic_client(self, **options: Any) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(base_url=self.url, **{**STRICT, **options})
 
-    @contextmanager
-    def client(self, **options: Any) -> Iterator[openai.OpenAI]:
-        """Yield OpenAI's own client, which checks every answer and never asks again by itself."""
-        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
-        with openai.OpenAI(base_url=f"{self.url}/v1", _strict_response_validation=True, **given) as client:
-            yield client
+    def client(self, **options: Any) -> openai.OpenAI:
+        """Return OpenAI's own client, as strict; to be closed."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{**STRICT, **options})
 
-    @asynccontextmanager
-    async def async_client(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-        given = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S, **options}
-        async with openai.AsyncOpenAI(base_url=f"{self.url}/v1", _strict_response_validation=True, **given) as client:
-            yield client
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **{**STRICT, **options})
 
 
 def events_of(response: httpx.Response) -> list[str]:

@@ -23,7 +23,6 @@ from paceline.serving.deployment import listening, server_url
 from tests.serving.live import live, repeated
 
 PROMPT = [65, 66, 67]
-LONG = {"prompt": PROMPT, "n_predict": 400, "ignore_eos": True}
 
 
 @pytest.fixture

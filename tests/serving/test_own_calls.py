@@ -11,7 +11,6 @@ from paceline.chat.template import ChatTemplate
 from tests.chat.conversing import CHATML
 from tests.serving.calling import body, saying, streamed, whole
 from tests.serving.hosted import hosted, scripted
-from tests.serving.scripted import writing_model
 
 SAID = 'Let me see. <call>{"name": "now", "arguments": {}}</call>'
 FIELDS: dict[str, Any] = {
@@ -42,7 +41,7 @@ def test_calls_are_read_as_the_folder_says_and_are_text_without_it(template: Any
 
 def test_a_model_that_must_call_writes_plain_objects_as_nothing_says_how_its_own_are_written() -> None:
     written = ChatTemplate(CHATML, origin="a/model", response_template={"fields": FIELDS})
-    with hosted(lambda: replace(scripted(target=writing_model()), template=written)) as server:
+    with hosted(lambda: replace(scripted(), template=written)) as server:
         content, calls, reason = whole(server, body(tool_choice={"type": "function", "function": {"name": "now"}}))
         assert (content, [name for name, _ in calls], reason) == (None, ["now"], "tool_calls")
 

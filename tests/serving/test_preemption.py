@@ -18,10 +18,8 @@ from tests.runtime.squeezing import Squeeze, at_random
 from tests.serving.calling import TEMPLATE, TOOLS
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.questions import CONSTRAINTS, PATHS, SPECULATION, Question, Way, asked_at_once
-from tests.serving.scripted import writing_model
 from tests.tiers import by_tier
 
-CHAT: Final = "/v1/chat/completions"
 NUM_REQUESTS: Final = by_tier(200, quick=48)
 ONE_OF_MANY: Final = ("native", "completions", "chat")
 """Ways in which several answers, log-probabilities and progress are asked for alike."""
@@ -99,14 +97,14 @@ def _steady(said: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Hosted]:
-    with hosted(lambda: scripted(REASONING, target=writing_model())) as running:
+    with hosted(lambda: scripted(REASONING)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def squeezed() -> Iterator[tuple[Hosted, Squeeze]]:
     squeeze = Squeeze(at_random(random.Random(1), 0.45))
-    with hosted(lambda: scripted(REASONING, target=writing_model())) as running:
+    with hosted(lambda: scripted(REASONING)) as running:
         running.model.worker.call(lambda: squeeze.put_on(running.model.loop, running.model.target))
         yield running, squeeze
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +11,7 @@ from paceline.core.errors import ClosedError, InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.model_host import ServedModel
 from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.processes import poll
 from tests.timing import WAIT_S
 
 SLEEPY = ServerOptions(sleep_idle_s=0.05, metrics=True)
@@ -35,9 +35,7 @@ class Loader:
 
 
 def wait_for_sleep(running: Hosted) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not running.get("/props").json()["is_sleeping"]:
-        assert time.monotonic() < end_s
+    poll(lambda: running.get("/props").json()["is_sleeping"])
 
 
 def test_a_model_sleeps_while_nobody_asks_and_is_told_of_all_the_same() -> None:

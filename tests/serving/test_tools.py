@@ -9,7 +9,6 @@ import pytest
 
 from tests.serving.calling import CALLED, CHAT, NOW, SAID, TEMPLATE, TOOLS, WEATHER, body, saying, streamed, whole
 from tests.serving.hosted import Hosted, hosted, scripted
-from tests.serving.scripted import writing_model
 from tests.tiers import by_tier
 
 ILL: Final[dict[str, Any]] = {"type": "function", "function": {"name": "f", "parameters": {"type": "hiccup"}}}
@@ -216,7 +215,7 @@ def test_calls_without_a_mark_cannot_be_told_from_json() -> None:
     template = f'{{# "{{"name": function name, "parameters": ...}}" <|start_header_id|> #}}{TEMPLATE}'
     template = template.replace("<tool_call>", "")
     schema = {"json_schema": {"type": "object"}}
-    with hosted(lambda: scripted(template, target=writing_model())) as server:
+    with hosted(lambda: scripted(template)) as server:
         assert "no mark tells them apart" in server.refusal(CHAT, body(**schema))["message"]
         assert whole(server, body(**schema, tool_choice=NAMED, temperature=1.2))[1][0][0] == "weather"
 
@@ -237,7 +236,7 @@ def test_what_nothing_keeps_the_arguments_of_a_call_to_is_told_or_refused(writin
 @pytest.mark.parametrize("way", [whole, streamed])
 def test_a_model_whose_calls_nobody_knows_calls_if_it_has_to(way: Any) -> None:
     strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]
-    with hosted(lambda: scripted(target=writing_model())) as server:
+    with hosted(lambda: scripted()) as server:
         for choice in ("required", NAMED):
             content, calls, reason = way(server, body(tool_choice=choice, parallel_tool_calls=False, temperature=1.2))
             assert (content, len(calls), reason) == (None, 1, "tool_calls")
