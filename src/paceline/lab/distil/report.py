@@ -32,6 +32,8 @@ def build_report(
     words = [Line(_sentence(verdict.outcome, overall), "" if verdict.outcome == "gain" else "bad")]
     if verdict.live is not None:
         words.append(Line(_live_sentence(verdict.live)))
+        if verdict.live.after < verdict.live.plain:
+            words.append(Line("decoding plainly is faster here all the same: paceline doctor tells why", "bad"))
     losses = [kind.kind for kind in verdict.kinds if not kind.trained_on and _is_below(kind.accepted.difference)]
     if losses:
         words.append(Line(f"it agrees less on what it was not trained on: {', '.join(losses)}", "bad"))

@@ -151,6 +151,7 @@ def distil(
         other,
         relation.unshared_ids,
         settings.temperature,
+        in_time=lambda: work.has_time(1.0),
         stopped=stopped,
         report=lambda doing, share: _note(work, tell, f"{doing}: {share:.0%} of the verdict"),
     )

@@ -146,14 +146,15 @@ def train_draft(
             raise Stopped
         state = trainer.state
         _write_folder(trainer.model, source, made, _DTYPES[dtype])
+    averaged = max(1, min(_AVERAGED, len(pace.losses) // 2))
     return Training(
         steps=state.global_step,
         epochs=round(float(state.epoch or 0.0), 2),
         texts=len(texts),
         tokens=sum(len(each.token_ids) for each in answers[: len(rows)]),
         learning_rate=rate,
-        first_loss=_mean(pace.losses[:_AVERAGED]),
-        last_loss=_mean(pace.losses[-_AVERAGED:]),
+        first_loss=_mean(pace.losses[:averaged]),
+        last_loss=_mean(pace.losses[-averaged:]),
         ended_by="time" if state.global_step < state.max_steps else "epochs",
     )
 

@@ -39,7 +39,11 @@ JUDGED_TOKENS: Final = 128
 LIVE_DRAFT: Final = 3
 """Tokens that are drafted in a round for tokens per second, whatever the draft: llama-server's default."""
 _LIVE_TEXTS: Final = 6
+"""Answers that are decoded in turns."""
+_FEWEST_LIVE: Final = 3
+"""Answers that are decoded in turns though there is no time left."""
 _LIVE_TURNS: Final = 2
+"""Times that each is decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +122,14 @@ def judge_draft(
     unshared_ids: Sequence[int],
     temperature: float,
     *,
+    in_time: Callable[[], bool],
     stopped: Stop,
     report: Callable[[str, float], None],
 ) -> Verdict:
     """Measure both drafts on answers. ``after`` makes the options of the trained one from those the other runs with.
 
-    ``report`` hears what is done, and the share of it. Raises ``Stopped`` where the user wants no more.
+    Where there is no time left (``in_time``), they decode fewer answers in turns. ``report`` hears what is done, and
+    the share of it. Raises ``Stopped`` where the user wants no more.
     """
     with (
         Worker() as worker,
@@ -153,7 +159,7 @@ def judge_draft(
                 measured.append(worker.call(lambda agreed=agreed: next(agreed)))  # type: ignore[misc]
             texts.append(measured)
         report("decoding in turns", 0.7)
-        live = _time_live(pair, trained, worker, [each.task for each in written], temperature, stopped, report)
+        live = _time_live(pair, trained, worker, [each.task for each in written], temperature, in_time, stopped, report)
     pairs = list(zip(*texts, strict=True))
     num_held = sum(answer in fitting for answer in held)
     return summarise(pairs[:num_held], pairs[num_held:], live, left_out=len(held) + len(other) - len(fitting))
@@ -226,6 +232,7 @@ def _time_live(
     worker: Worker,
     tasks: Sequence[Task],
     temperature: float,
+    in_time: Callable[[], bool],
     stopped: Stop,
     report: Callable[[str, float], None],
 ) -> Live | None:
@@ -244,8 +251,12 @@ def _time_live(
     ):
         for turn in range(_LIVE_TURNS):
             for number, task in enumerate(chosen):
+                if (turn or number >= _FEWEST_LIVE) and not in_time():
+                    break
                 report("decoding in turns", 0.7 + 0.3 * (turn + number / len(chosen)) / _LIVE_TURNS)
-                for way, session in enumerate((plain, before, after)):
+                ways = list(enumerate((plain, before, after)))
+                first = (turn + number) % len(ways)  # whoever comes first may find caches cold
+                for way, session in ways[first:] + ways[:first]:
                     answer = session.answer(task, temperature, stopped, speculate=way > 0)
                     seconds[way, number] += answer.seconds
                     tokens[way, number] += len(answer.token_ids) - 1

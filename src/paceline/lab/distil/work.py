@@ -78,8 +78,7 @@ class WorkFolder:
                 try:
                     yield
                 finally:
-                    if self.path.is_dir():
-                        self.keep()
+                    self._leave()
                     with contextlib.suppress(OSError):
                         self.path.with_name(f".{self.path.name}.lock").unlink()
         except OSError as error:
@@ -99,6 +98,15 @@ class WorkFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def _leave(self) -> None:
+        """Note the time that was spent; what is of no use to another run is removed."""
+        if not self.path.is_dir():
+            return
+        if any(each.name != _PLAN for each in self.path.iterdir()):
+            self.keep()
+        else:
+            self.remove()
 
     def _read(self) -> None:
         plan = read_json_if_present(self.path / _PLAN)
