@@ -56,11 +56,6 @@ def test_what_would_leave_the_server_open_is_refused(
     assert in_flags(str(refused.value)).replace(str(path), "FILE") == message
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^cannot read `api_key_file` .*keys: No such file or directory$"):
-        ApiKeys.from_options(files=[tmp_path / "keys"])
-
-
 @pytest.mark.parametrize("credential", [b"first", b"second", b"third", b"wrong", b""])
 def test_all_keys_are_compared_always(credential: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[tuple[int, int]] = []

@@ -97,12 +97,9 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--port", "70000"], "70000"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
         (["--host", ","], "--host"),
         (["--api-prefix", "llm"], "--api-prefix 'llm'"),
-        (["--ssl-key-file", "key.pem"], "certificate"),
-        (["--api-key-file", "missing.txt"], "missing.txt"),
         (["--max-n", "0"], "--max-n"),
         (["--grace", "-1"], "--grace"),
         (["--lora", "adapter.gguf"], "--lora is not supported"),

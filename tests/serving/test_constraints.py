@@ -50,6 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_choice": []}, "guided_choice", "give one text or more"),
     ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "3 is no text"),
     ({"json_schema": {"pattern": "a" * 600_000}}, "json_schema", "bytes, and the most is"),
+    ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "ends where that ends"),
 ]
 
 
@@ -111,14 +112,6 @@ def test_what_a_schema_that_is_not_strict_has_that_nothing_keeps_to_is_told(serv
     described = {"name": "many", "schema": many, "strict": False}
     answer = server.answer(CHAT, {**body, "response_format": {"type": "json_schema", "json_schema": described}})
     assert "#/properties/p7/not and 12 more places: check it" in answer["warnings"][0]
-
-
-def test_an_answer_that_may_not_end_is_refused(server: Hosted) -> None:
-    response = server.post("/completion", {"prompt": "abc", "grammar": 'root ::= "a"', "ignore_eos": True})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert "ends where that ends" in error["message"]
-    assert error["param"] == "ignore_eos"
 
 
 def test_the_settings_tell_the_grammar(server: Hosted) -> None:

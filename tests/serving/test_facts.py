@@ -284,7 +284,8 @@ def test_what_nobody_offers_is_not_found(server: Hosted, method: str, path: str)
     response = server.web.request(method, server.url + path)
     assert response.status_code == 404
     if method != "HEAD":
-        assert response.json()["error"]["type"] == "not_found_error"
+        error = response.json()["error"]
+        assert (error["type"], "File Not Found" in error["message"]) == ("not_found_error", True)
 
 
 @pytest.mark.parametrize(

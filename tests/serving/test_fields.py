@@ -564,6 +564,7 @@ def test_small_routes_tell_names_that_nobody_knows_too(
         ("/v1/completions", "return_tokens", True),
         ("/v1/completions", "response_fields", ["content"]),
         ("/completion", "stream_options", {"include_usage": True}),
+        ("/completion", "return_token_ids", True),
     ],
 )
 def test_a_field_that_changes_nothing_on_a_route_is_told(server: Hosted, path: str, field: str, value: Any) -> None:

@@ -200,11 +200,6 @@ def test_usage_on_each_chunk(server: Hosted, path: str) -> None:
     assert "continuous_usage_stats changes nothing" in chunks[-1]["warnings"][-1]
 
 
-def test_what_llama_servers_route_has_in_other_fields_is_said(server: Hosted) -> None:
-    told = server.answer("/completion", {"prompt": "a", "n_predict": 1, "return_token_ids": True})
-    assert told["warnings"] == ["return_token_ids changes nothing on this route"]
-
-
 def spelled(server: Hosted, choice: dict[str, Any]) -> str:
     text: str = server.answer("/detokenize", {"tokens": choice["token_ids"]})["content"]
     return text

@@ -230,11 +230,6 @@ def test_a_request_that_cannot_be_answered_is_a_bad_request(client: openai.OpenA
         client.completions.create(model=NAME, prompt="a", temperature=-1, stream=True)
 
 
-def test_an_unknown_path_is_not_found(server: Hosted) -> None:
-    with server.client() as client, pytest.raises(openai.NotFoundError, match="File Not Found"):
-        client.files.list()
-
-
 def test_a_wrong_key_is_an_authentication_error() -> None:
     with hosted(scripted, ServerOptions(api_key=("right", "also"))) as running:
         for key in ("right", "also"):
