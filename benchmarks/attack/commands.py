@@ -62,6 +62,7 @@ WRITING: Final[Mapping[str, Writing]] = {
     "convert": Writing(("convert", "target", "OUT/model", "--force"), "model"),
     "convert back": Writing(("convert", "OUT/../sound", "OUT/model.gguf", "--type", "Q8_0", "--force"), "model.gguf"),
     "inflate": Writing((*_INFLATE, "--type", "Q8_0", "-o", "OUT/big.gguf", "--force"), "big.gguf"),
+    "prune": Writing(("prune", "target", "OUT/small.gguf", "--vocab", "1k", "--no-measure", "--force"), "small.gguf"),
     "-md self": Writing((*_RUN, "-n", "8", "-m", _MODEL, "-md", "self", "--draft-max", "3")),
     "download": Writing((*_RUN, "-n", "8", "-hf", "user/tiny", "--no-speculation")),
     "learned": Writing((*_RUN, "-n", "200", "-m", _MODEL)),
