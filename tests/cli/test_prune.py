@@ -32,6 +32,7 @@ def test_a_smaller_model_is_made_and_said_to_be(invoke: Invoke, tmp_path: Path) 
     assert facts["vocabulary"]["kept"] == 1024
     assert facts["passes"] is facts["acceptance"] is None
     assert "<script" not in page.read_text()
+    assert "made by paceline prune from draft-q8_0.gguf" in invoke("models", "show", str(out)).out
     # A file that is there is kept.
     before = out.read_bytes()
     again = invoke(*words)

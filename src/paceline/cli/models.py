@@ -50,6 +50,7 @@ paceline models remove big-0d5a5e3a5c5f-Q4_0  [dim]# made by -md self, and made 
 """Examples below the command's help."""
 
 _SOURCE_DIGEST = "inflate.source_sha256"
+_PRUNED_FROM = "pruned.source"
 
 
 def _complete_cached(incomplete: str) -> list[str]:
@@ -224,6 +225,9 @@ def _description_lines(what: ModelDescription) -> list[str]:
     if digest is not None:
         origin = _find_origin(what)
         lines.append(f"made by paceline inflate from {origin.name if origin else f'a file with SHA-256 {digest}'}")
+    pruned_from = what.provenance.get(_PRUNED_FROM)
+    if pruned_from is not None:
+        lines.append(f"made by paceline prune from {pruned_from}")
     # What a model says of itself must not look like further lines of paceline's own.
     return [printable_line(line) for line in lines]
 

@@ -1,8 +1,9 @@
 """Which layers a model can go without: each is taken out alone, and what is left is compared with the target.
 
 Where a layer stands says little. Of SmolLM2-135M, with four of thirty layers gone, 27 % of drafts were accepted where
-those before the last two went, and 73 % where the four went that cost least alone [1 - TV at temperature 0.8]. A greedy
-search takes as many readings again for every layer, and gained nothing clear.
+those before the last two went. Where the four went that cost least alone, 72 % were on the texts that they were chosen
+by, and 68 ± 3 % on others [1 - TV at temperature 0.8]. A greedy search takes half as many readings again for three of
+the four, and gained 1 % on the first texts and nothing on the others.
 """
 
 from __future__ import annotations
