@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.core.arrays import Float64Array
 from paceline.core.params import SamplingParams
 from paceline.core.sampling import RowSampler, probabilities
 from paceline.core.verify import CoupledVerifier
-from paceline.lab.agreement import coupled_acceptance, fit_width, read_predicting_rows
+from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary
+from paceline.lab.agreement import coupled_acceptance, fit_width, measure_agreement, read_predicting_rows
+from paceline.lab.answers import WrittenAnswer
+from paceline.lab.task import Task
 from tests.lab.doctor.helpers import engine, noisy_model, some_tokens
 
 
@@ -86,3 +91,30 @@ def test_draft_rows_have_the_targets_width() -> None:
     row = np.array([1.0, 2.0, 3.0])
     assert fit_width(row, 2).tolist() == [1.0, 2.0]
     assert fit_width(row, 4).tolist() == [1.0, 2.0, 3.0, -math.inf]
+
+
+def test_a_draft_without_some_of_the_tokens_is_compared_as_it_drafts() -> None:
+    """It reads an end in their place, and never says one of them."""
+    target_row = np.array([0.0, 1.0, 2.0, 3.0])
+    probs = np.exp(target_row) / np.exp(target_row).sum()
+    read: list[tuple[int, ...]] = []
+
+    def model(tokens: Sequence[int]) -> Float64Array:
+        read.append(tuple(tokens))
+        return np.array([0.0, 1.0, 2.0])
+
+    vocabulary = ScriptedVocabulary.of_size(3, end_ids=[0])
+    draft = ScriptedEngine(model, vocabulary, context_length=64, max_rows=64, max_outputs=None, max_sequences=1)
+    places = tuple((np.arange(4), probs) for _ in range(2))
+    written = WrittenAnswer(Task("code", "code:1", (1, 3, 2), 2), (3, 1), "length", places)
+    agreed = measure_agreement(draft, [written], target_vocab_size=4, unshared_ids=(), temperature=1.0)
+    assert (1, 0, 2, 0) in read
+    theirs = probs_of(np.array([0.0, 1.0, 2.0, -np.inf]))
+    assert agreed.overlap["all"].value == pytest.approx(np.minimum(probs, theirs).sum())
+    assert agreed.same_top["all"].value == 0.0
+
+
+def probs_of(row: Float64Array) -> Float64Array:
+    """Return the distribution that tokens are drawn from at temperature 1."""
+    sampler = RowSampler(SamplingParams(temperature=1.0, seed=0))
+    return probabilities(sampler.candidates(row, ()), len(row), greedy=False)

@@ -91,8 +91,10 @@ def agree_by_text(
     """Yield the agreement on each answer, as it is measured; see :func:`measure_agreement`."""
     sampler = RowSampler(SamplingParams(temperature=temperature, seed=0))
     masked = np.array([token_id for token_id in unshared_ids if token_id < target_vocab_size], dtype=np.int64)
+    # The drafter puts this id in the place of those that the draft lacks, too.
+    size, stand_in = draft.vocabulary.size, min(draft.vocabulary.end_ids, default=0)
     for each in written:
-        token_ids = [*each.task.prompt_ids, *each.token_ids]
+        token_ids = [token_id if token_id < size else stand_in for token_id in (*each.task.prompt_ids, *each.token_ids)]
         sums = [0.0, 0.0, 0.0]
         rows = read_predicting_rows(draft, token_ids, len(each.task.prompt_ids))
         for place, read in zip(each.places, rows, strict=True):

@@ -197,12 +197,9 @@ class Judge:
         return Acceptance(agreement, survival, len(written), sum(len(each.token_ids) for each in written))
 
     def _agree(self, draft: Engine, written: Sequence[WrittenAnswer], unshared_ids: Sequence[int]) -> Agreement:
-        # What has tokens that the draft lacks cannot be read by it.
-        size = draft.vocabulary.size
-        read = [each for each in written if max((*each.task.prompt_ids, *each.token_ids)) < size]
         return measure_agreement(
             draft,
-            read,
+            written,
             target_vocab_size=self._vocab_size,
             unshared_ids=unshared_ids,
             temperature=self._temperature,
