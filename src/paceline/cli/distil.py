@@ -120,6 +120,15 @@ def distil_command(
         float | None,
         _trains("--lr", help="Peak learning rate. [dim]\\[1e-3 to 1e-4, by the draft's size][/dim]"),
     ] = None,
+    lora: Annotated[
+        int | None,
+        _trains(
+            "--lora",
+            help="Train low-rank matrices of this rank in place of the weights, which takes less memory. Needs peft.",
+            metavar="RANK",
+            min=1,
+        ),
+    ] = None,
     file_type: Annotated[
         str | None, _output("--type", help="Of the weights of OUT. [dim]\\[the draft's][/dim]", metavar="TYPE")
     ] = None,
@@ -139,7 +148,7 @@ def distil_command(
     exit status is 0 if OUT is written, 3 if there is no gain, and 2 if what was asked for cannot be done.
     """
     refuse_given(context, dict.fromkeys(_NAMES, _NAMED_BY_ARGUMENTS))
-    check_installed()
+    check_installed(lora=lora is not None)
     outputs = Outputs(json_to)
     outputs.check()
     total_s = parse_seconds(time)
@@ -182,6 +191,7 @@ def distil_command(
         file_type=chosen_type,
         num_parameters=what.num_parameters or 0,
         learning_rate=rate,
+        lora=lora,
     )
     text_file = prompts or answers
     key = {
@@ -193,6 +203,7 @@ def distil_command(
         "--seed": seed,
         "--epochs": epochs,
         "--lr": rate,
+        "--lora": lora,
         "--type": chosen_type,
     }
     work = WorkFolder.beside(made, key, total_s)

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from paceline.core.errors import CapabilityError
 
-Extra: TypeAlias = Literal["serve", "constraints", "torch"]
+Extra: TypeAlias = Literal["serve", "constraints", "torch", "distil"]
 """An extra of the package, as pyproject.toml has it."""
 
 

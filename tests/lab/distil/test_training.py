@@ -44,6 +44,7 @@ def train(
     dtype: str = "F32",
     epochs: int = 2,
     learning_rate: float | None = None,
+    lora: int | None = None,
 ) -> Training:
     told = [] if steps is None else steps
     return train_draft(
@@ -55,6 +56,7 @@ def train(
         dtype=dtype,
         learning_rate=learning_rate,
         epochs=epochs,
+        lora=lora,
         seed=1,
         threads=1,
         done_share=done_share,
@@ -162,3 +164,21 @@ def test_an_architecture_is_refused_by_its_configuration(source: Path, tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
     with pytest.raises(CapabilityError, match="encoder-decoder"):
         check_architecture(tmp_path)
+
+
+def test_low_rank_matrices_are_merged_and_an_interrupt_goes_on(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs paceline[distil]")
+    first: list[int] = []
+    with pytest.raises(Stopped):
+        train(source, tmp_path, steps=first, stops_at=4, lora=4, learning_rate=3e-2, epochs=8)
+    rest: list[int] = []
+    found = train(source, tmp_path, steps=rest, lora=4, learning_rate=3e-2, epochs=8)
+    assert rest[0] == 5
+    assert found.first_loss is not None
+    assert found.last_loss is not None
+    assert found.last_loss < found.first_loss
+    before, after = weights_of(source), weights_of(tmp_path / "trained")
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert "model.layers.0.self_attn.q_proj.weight" in changed
+    assert "model.embed_tokens.weight" not in changed

@@ -61,6 +61,7 @@ class Settings:
         tokens: of an answer, at most.
         file_type: of the weights of what is made.
         learning_rate: ``None`` chooses by the draft's size.
+        lora: rank of the matrices that are trained in place of the weights; ``None`` trains these.
     """
 
     target: ModelOptions
@@ -75,6 +76,7 @@ class Settings:
     file_type: str
     num_parameters: int
     learning_rate: float | None = None
+    lora: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,14 @@ class Distilled:
     verdict: Verdict
 
 
-def check_installed() -> None:
+def check_installed(*, lora: bool = False) -> None:
     """Raise ``CapabilityError`` unless all that training takes is installed."""
-    for package in ("torch", "transformers", "accelerate"):
+    for package in ("torch", "transformers", "accelerate", *(("peft",) if lora else ())):
         try:
             __import__(package)
         except ModuleNotFoundError as error:
+            if package == "peft":
+                raise missing("--lora", "peft", "distil", otherwise="leave it out") from error
             raise missing("distilling", error.name or package, "torch") from error
 
 
@@ -266,6 +270,7 @@ def _train(
             dtype="F32" if is_gguf(settings.made) else settings.file_type,
             learning_rate=settings.learning_rate,
             epochs=settings.epochs,
+            lora=settings.lora,
             seed=settings.seed,
             threads=settings.target.threads,
             done_share=lambda: (work.spent_s - began_s) / (until_s - began_s),

@@ -87,6 +87,7 @@ def train_draft(
     dtype: str,
     learning_rate: float | None,
     epochs: int,
+    lora: int | None = None,
     seed: int,
     threads: int | None,
     done_share: Callable[[], float],
@@ -96,7 +97,9 @@ def train_draft(
     """Train the model of a folder, and write another folder with its weights, in ``dtype``; or go on with that.
 
     ``done_share`` says how much of the time is over: the learning rate falls with it to zero, and the training ends
-    with it, if its epochs last longer. ``report`` hears of each step: its number, of how many, and the loss.
+    with it, if its epochs last longer. ``lora`` is the rank of low-rank matrices (arXiv 2106.09685) that are trained in
+    place of the weights, and are merged into them at the end. ``report`` hears of each step: its number, of how many,
+    and the loss.
 
     Raises:
         Stopped: the user wants no more; a checkpoint is left, from which the same call goes on.
@@ -113,7 +116,10 @@ def train_draft(
     model = loaded.model
     model.config.use_cache = False
     rate = learning_rate or default_learning_rate(sum(weights.numel() for weights in model.parameters()))
+    keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
     batch, accumulated = _batch_size(texts, model.config.get_text_config().vocab_size)
+    if lora is not None:
+        model = add_lora(model, lora)
     pace = _Pace(done_share, stopped, report)
     with _training_errors(checkpoints), _quiet():
         arguments = TrainingArguments(
@@ -138,14 +144,21 @@ def train_draft(
             remove_unused_columns=False,
         )
         trainer = _Distiller(
-            model=model, args=arguments, train_dataset=texts, data_collator=_collate, callbacks=[pace], pace=pace
+            model=model,
+            args=arguments,
+            train_dataset=texts,
+            data_collator=_collate,
+            callbacks=[pace],
+            pace=pace,
+            keeps_logits=keeps_logits,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
         if stopped():
             raise Stopped
         state = trainer.state
-        _write_folder(trainer.model, source, made, _DTYPES[dtype])
+        trained = trainer.model if lora is None else trainer.model.merge_and_unload()
+        _write_folder(trained, source, made, _DTYPES[dtype])
     averaged = max(1, min(_AVERAGED, len(pace.losses) // 2))
     return Training(
         steps=state.global_step,
@@ -162,6 +175,14 @@ def train_draft(
 def _multiplies_bfloat16() -> bool:
     """Return whether the CPU has units for products in bfloat16; others take longer for these than for float32."""
     return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+
+
+def add_lora(model: Any, rank: int) -> Any:
+    """Return a model with low-rank matrices beside all linear ones, which alone are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    with _quiet():
+        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 
 class _Texts(torch.utils.data.Dataset):  # type: ignore[misc]
@@ -212,12 +233,12 @@ def _collate(texts: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
 class _Distiller(Trainer):  # type: ignore[misc]
     """Minimises the LK loss; the learning rate falls with the time."""
 
-    def __init__(self, *, pace: _Pace, **arguments: Any) -> None:
+    def __init__(self, *, pace: _Pace, keeps_logits: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._pace = pace
         # As with other losses of one's own, it is the mean of a batch.
         self.model_accepts_loss_kwargs = False
-        self._keeps_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        self._keeps_logits = keeps_logits
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
