@@ -91,6 +91,15 @@ def test_a_log_is_read_again_and_a_torn_line_written_over(tmp_path: Path) -> Non
     assert path.read_bytes().startswith(whole)
 
 
+def test_a_draft_reads_another_token_in_the_place_of_those_it_lacks() -> None:
+    each = answer(1)
+    read = each.as_read(100, 7)
+    assert len(read.token_ids) == len(each.token_ids)
+    assert read.token_ids == tuple(token if token < 100 else 7 for token in each.token_ids)
+    assert max(read.task.prompt_ids) < 100
+    assert each.as_read(256, 7) == each
+
+
 def test_answers_that_loop_are_kept_and_not_used(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
     good, other = answer(1), answer(2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="needs paceline[torch]")
+
 from paceline.lab.agreement import TextAgreement
 from paceline.lab.distil.report import build_report
 from paceline.lab.distil.steps import Distilled

@@ -65,6 +65,15 @@ class KeptAnswer:
         """Whether it says anything: one that loops flatters every draft, and one that ends at once says little."""
         return not self.task.is_short(self.token_ids) and not is_repetitive(self.token_ids)
 
+    def as_read(self, vocab_size: int, stand_in: int) -> KeptAnswer:
+        """Return the answer as a draft with so many tokens reads it, with another in the place of those it lacks."""
+
+        def known(token_ids: Sequence[int]) -> tuple[int, ...]:
+            return tuple(token_id if token_id < vocab_size else stand_in for token_id in token_ids)
+
+        task = dataclasses.replace(self.task, prompt_ids=known(self.task.prompt_ids))
+        return KeptAnswer(self.part, task, known(self.token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:

@@ -37,8 +37,6 @@ def build_report(
     losses = [kind.kind for kind in verdict.kinds if not kind.trained_on and _is_below(kind.accepted.difference)]
     if losses:
         words.append(Line(f"it agrees less on what it was not trained on: {', '.join(losses)}", "bad"))
-    if verdict.left_out:
-        words.append(Line(f"{verdict.left_out} answers have tokens that the draft lacks, and were left out", "soft"))
     about = (
         f"{training.steps} steps, {training.epochs:.1f} epochs of {training.texts} answers with "
         f"{format_count(training.tokens)} tokens, learning rate {training.learning_rate:.1e}"

@@ -121,7 +121,8 @@ def distil(
         settings = dataclasses.replace(settings, target=dataclasses.replace(settings.target, max_sequences=1))
     with open_vocabulary(settings.target) as ours, open_vocabulary(settings.draft) as theirs:
         relation = check_tokens(ours, theirs)
-        draft_size = theirs.size
+        # The drafter puts this id in the place of those that the draft lacks, too.
+        draft_size, stand_in = theirs.size, min(theirs.end_ids, default=0)
         log = AnswerLog(work.path / "answers.jsonl")
         tasks = _prepare_answers(settings, ours, log)
     check_room(
@@ -141,12 +142,13 @@ def distil(
             report=lambda count: _note(work, tell, f"the target answers: {count} of up to {len(tasks)}"),
         )
     held, other = log.of_use("held"), log.of_use("other")
-    answers = [each for each in log.of_use("train") if max(each.token_ids + each.task.prompt_ids) < draft_size]
+    answers = log.of_use("train")
     _check_enough(answers, held)
     work.keep()
     if not has_begun:
         _write_rows(settings, work, answers, relation.unshared_ids, stopped, tell)
-    path, training = _train(settings, work, answers, stopped, tell)
+    read = [each.as_read(draft_size, stand_in) for each in answers]
+    path, training = _train(settings, work, read, stopped, tell)
     verdict = judge_draft(
         _reading_options(settings),
         settings.draft,

@@ -93,13 +93,11 @@ class Verdict:
     Attributes:
         overall: on all held-out prompts of the kinds that were trained on.
         kinds: each by itself, and then the kinds that were not trained on.
-        left_out: answers with tokens that the draft does not have.
     """
 
     overall: KindVerdict
     kinds: Sequence[KindVerdict]
     live: Live | None
-    left_out: int = 0
 
     @property
     def outcome(self) -> Outcome:
@@ -136,11 +134,10 @@ def judge_draft(
         worker.entered(_open_drafts(target, before, after)) as (pair, trained),
     ):
         assert pair.draft is not None
-        draft_vocab = min(pair.draft.vocabulary.size, trained.vocabulary.size)
-        fitting = [each for each in (*held, *other) if max(each.token_ids + each.task.prompt_ids) < draft_vocab]
+        answers = [*held, *other]
         written: list[WrittenAnswer] = []
-        for number, answer in enumerate(fitting):
-            report("reading what the target says", 0.3 * number / len(fitting))
+        for number, answer in enumerate(answers):
+            report("reading what the target says", 0.3 * number / len(answers))
             _check(stopped)
             written.append(worker.call(lambda answer=answer: _with_places(pair.target, answer, temperature)))  # type: ignore[misc]
         texts: list[list[TextAgreement]] = []
@@ -161,16 +158,13 @@ def judge_draft(
         report("decoding in turns", 0.7)
         live = _time_live(pair, trained, worker, [each.task for each in written], temperature, in_time, stopped, report)
     pairs = list(zip(*texts, strict=True))
-    num_held = sum(answer in fitting for answer in held)
-    return summarise(pairs[:num_held], pairs[num_held:], live, left_out=len(held) + len(other) - len(fitting))
+    return summarise(pairs[: len(held)], pairs[len(held) :], live)
 
 
 def summarise(
     held: Sequence[tuple[TextAgreement, TextAgreement]],
     other: Sequence[tuple[TextAgreement, TextAgreement]],
     live: Live | None,
-    *,
-    left_out: int = 0,
 ) -> Verdict:
     """Return the verdict on texts, each before and after."""
     kinds = [
@@ -178,7 +172,7 @@ def summarise(
         for trained_on, texts in ((True, held), (False, other))
         for kind, of_kind in _by_kind(texts).items()
     ]
-    return Verdict(_of_kind(ALL, held, True), kinds, live, left_out)
+    return Verdict(_of_kind(ALL, held, True), kinds, live)
 
 
 def _by_kind(
