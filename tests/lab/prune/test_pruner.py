@@ -92,7 +92,10 @@ def test_layers_are_measured_against_the_target(tmp_path: Path) -> None:
 
 
 def test_a_type_alone_is_a_way_to_cut(tmp_path: Path) -> None:
-    made = prune(Asked(file_type="Q4_0")).make(tmp_path / "out.gguf")
+    pruning = prune(Asked(file_type="Q4_0"))
+    made = pruning.make(tmp_path / "out.gguf")
+    assert made.bytes_after == pytest.approx(pruning.forecast().bytes_after, rel=0.05)
+    assert made.pass_share == pytest.approx(pruning.forecast().pass_share, abs=0.05)
     assert made.bytes_after < 0.8 * embedded_draft().stat().st_size
     file = GGUFFile(tmp_path / "out.gguf")
     assert file.get("paceline.pruned.file_type") == "Q4_0"

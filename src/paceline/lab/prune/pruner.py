@@ -34,7 +34,17 @@ from paceline.lab.prune.vocabulary import (
     read_tokens,
 )
 from paceline.lab.prune.width import ChosenBlocks, FeedForward, choose_blocks, read_feed_forward
-from paceline.lab.prune.writer import Cut, cut_tensors, num_layers, pass_bytes, provenance, write_cut
+from paceline.lab.prune.writer import (
+    PER_TOKEN,
+    Cut,
+    Part,
+    cut_tensors,
+    num_layers,
+    pass_bytes,
+    provenance,
+    read_whole,
+    write_cut,
+)
 from paceline.lab.samples import Sample, split_samples
 from paceline.models.fingerprints import fingerprint
 from paceline.models.gguf_file import GGUFFile
@@ -47,6 +57,11 @@ KNOWN: Final = {
     "type": "SmolLM2 135M, which has 4 bits: 97 % accepted in Q8_0, 86 % in Q3_K_M, 75 % in Q2_K",
 }
 """What was measured of each way of cutting, at temperature 0.8, on a model that it names."""
+
+
+_OUTPUT_BITS: Final = {True: 6.5625, False: 8.5}
+"""Bits that llama.cpp leaves each weight of the output at least, whatever the type: those of Q6_K, which packs 256
+together, or of Q8_0 where the width is no multiple of 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,31 +231,43 @@ class Pruner:
         # Which tokens and layers these will be changes little.
         cut = Cut(token_ids, tuple(range(asked.layers)), blocks, self._parts.block_units if self._parts else 0)
         before, after = cut_tensors(self._file, Cut()), cut_tensors(self._file, cut)
-        of_type = self._type_factor()
         weights = [sum(tensor.num_bytes for tensor in tensors) for tensors in (before, after)]
         file_bytes = self._path.stat().st_size
         header = (file_bytes - weights[0]) * (1.0 if token_ids is None else len(token_ids) / self._size)
         known = tuple(sentence for name, sentence in KNOWN.items() if name in asked.ways)
-        return Forecast(
-            file_bytes,
-            round(weights[1] * of_type + header),
-            pass_bytes(before),
-            round(pass_bytes(after) * of_type),
-            known,
-        )
+        whole, read = weights[1], pass_bytes(after)
+        if asked.file_type is not None:
+            whole, read = self._bytes_in_type(asked.file_type, before, after)
+        return Forecast(file_bytes, round(whole + header), pass_bytes(before), read, known)
 
     @property
     def _size(self) -> int:
         return 0 if self._table is None else self._table.size
 
-    def _type_factor(self) -> float:
-        """Return the bytes of the file in the type asked for, over what it has."""
-        if self._asked.file_type is None:
-            return 1.0
+    def _bytes_in_type(self, file_type: str, before: Sequence[Part], after: Sequence[Part]) -> tuple[int, int]:
+        """Return the bytes of all tensors and of a pass in another type, by the size of the uncut model in it."""
         from paceline.conversion.quantize import quantized_bytes
 
-        num_bytes = quantized_bytes(self._path, self._asked.file_type)
-        return 1.0 if num_bytes is None else num_bytes / self._path.stat().st_size
+        total = quantized_bytes(self._path, file_type)
+        if total is None:
+            return sum(tensor.num_bytes for tensor in after), pass_bytes(after)
+        total -= self._path.stat().st_size - sum(tensor.num_bytes for tensor in before)  # what stands before them
+        bits = 8 * total / sum(tensor.num_weights for tensor in before)
+
+        def of_tokens(tensors: Sequence[Part]) -> float:
+            outputs = {tensor.name for tensor in read_whole(tensors)}
+            return sum(
+                tensor.num_weights * max(bits, _OUTPUT_BITS[tensor.shape[-1] % 256 == 0] * (tensor.name in outputs)) / 8
+                for tensor in tensors
+                if PER_TOKEN.fullmatch(tensor.name)
+            )
+
+        def of_layers(tensors: Sequence[Part]) -> int:
+            return sum(tensor.num_bytes for tensor in tensors if not PER_TOKEN.fullmatch(tensor.name))
+
+        rest = (total - of_tokens(before)) * of_layers(after) / of_layers(before)
+        whole, read = of_tokens(after), of_tokens(read_whole(after))
+        return round(rest + whole), round(rest + read)
 
     def make(self, destination: Path) -> Made:
         """Write the cut model; the file appears when it is complete, and was loaded.

@@ -6,6 +6,7 @@ gated feed-forward is a row of two matrices and a column of the third, and colum
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ _OF_OTHER_TOOLS: Final = ("tokenizer.huggingface.json", "tokenizer.rwkv.world")
 _NO_ID: Final = (0xFFFFFFFF, -1)
 """What stands for no token where a key names one."""
 
-_PER_TOKEN: Final = re.compile(
+PER_TOKEN: Final = re.compile(
     r"token_embd\.weight|output\.(weight|bias)|per_layer_token_embd\.weight"
     r"|blk\.\d+\.nextn\.(embed_tokens|shared_head_head)\.weight"
 )
@@ -80,7 +81,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """What is kept of a tensor; ``None`` keeps all rows, or all blocks of each."""
 
     source: GGUFTensor
@@ -97,6 +98,10 @@ class _Part:
         first, *rest = self.source.shape
         first = first if self.rows is None else len(self.rows)
         return (first, *rest) if self.blocks is None else (first, len(self.blocks) * self._block[0])
+
+    @property
+    def num_weights(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
@@ -128,7 +133,7 @@ class _Part:
             yield piece.reshape(len(piece), -1)
 
 
-def cut_tensors(file: GGUFFile, cut: Cut) -> list[_Part]:
+def cut_tensors(file: GGUFFile, cut: Cut) -> list[Part]:
     """Return the tensors of the cut model, in the order of the file."""
     left = [layer for layer in range(num_layers(file)) if layer not in cut.layers]
     place = {layer: number for number, layer in enumerate(left)}
@@ -144,9 +149,9 @@ def cut_tensors(file: GGUFFile, cut: Cut) -> list[_Part]:
             new_name = f"blk.{place.get(layer, layer)}.{inner}"
             if units is not None and inner in FEED_FORWARD:
                 rows, blocks = _cut_feed_forward(tensor, inner, units[layer])
-        if cut.token_ids is not None and _PER_TOKEN.fullmatch(name):
+        if cut.token_ids is not None and PER_TOKEN.fullmatch(name):
             rows = cut.token_ids
-        made.append(_Part(tensor, new_name, rows, blocks))
+        made.append(Part(tensor, new_name, rows, blocks))
     return made
 
 
@@ -167,11 +172,16 @@ def _cut_feed_forward(tensor: GGUFTensor, inner: str, units: Indices) -> tuple[I
     return None, units[::size] // size
 
 
-def pass_bytes(tensors: Sequence[_Part]) -> int:
-    """Return the bytes of weights that a pass of one token reads: all, but of a table that is looked up in a row."""
+def read_whole(tensors: Sequence[Part]) -> list[Part]:
+    """Return the tensors that a pass of one token reads: all but tables that are looked up in a row."""
     has_output = any(tensor.name == OUTPUT for tensor in tensors)
     looked_up = _LOOKED_UP if has_output else _LOOKED_UP[1:]
-    return sum(tensor.num_bytes for tensor in tensors if tensor.name not in looked_up)
+    return [tensor for tensor in tensors if tensor.name not in looked_up]
+
+
+def pass_bytes(tensors: Sequence[Part]) -> int:
+    """Return the bytes of weights that a pass of one token reads."""
+    return sum(tensor.num_bytes for tensor in read_whole(tensors))
 
 
 def num_layers(file: GGUFFile) -> int:
