@@ -46,6 +46,8 @@ def prompts(tmp_path: Path) -> Path:
         (("target", "draft", "out.gguf", "--prompts", "a", "--answers", "b"), "one of them"),
         (("target", "draft", "out.gguf", "--type", "Q9"), "Q9"),
         (("target", "draft", "out.gguf", "-md", "draft"), "second"),
+        (("target", "draft", "out.gguf", "--draft-vocab", "translate"), "own tokens"),
+        (("target", "draft", "out.gguf", "-c", "64"), "-c"),
         (("target", "self", "out.gguf"), "self"),
         (("target", "draft", str(embedded_draft())), "not written over"),
         (("target", "draft", str(embedded_target()), "--force"), "not written over"),

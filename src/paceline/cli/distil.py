@@ -58,12 +58,15 @@ _NAMED_BY_ARGUMENTS = "has no effect here: the target is the first argument, and
 """Why options that name models are refused."""
 _NAMES = ("path", "draft_path", "hub_repo", "hub_file", "hub_draft_repo", "hub_token", "hub_offline")
 
+_OWN_TOKENS = ("draft_vocab", "draft_token_map")
+_TRANSLATES_NOTHING = "has no effect here: only drafts with the target's own tokens are distilled"
+
 _learns = functools.partial(typer.Option, rich_help_panel="What it learns from")
 _trains = functools.partial(typer.Option, rich_help_panel="Training")
 _output = functools.partial(typer.Option, rich_help_panel="Output")
 
 
-@with_options(helps=dict.fromkeys(_NAMES))
+@with_options(helps=dict.fromkeys((*_NAMES, *_OWN_TOKENS)))
 def distil_command(
     context: typer.Context,
     target: Annotated[
@@ -147,7 +150,7 @@ def distil_command(
     Steps are kept in a folder beside OUT, OUT.distil: after an interrupt the same command goes on where it stood. The
     exit status is 0 if OUT is written, 3 if there is no gain, and 2 if what was asked for cannot be done.
     """
-    refuse_given(context, dict.fromkeys(_NAMES, _NAMED_BY_ARGUMENTS))
+    refuse_given(context, dict.fromkeys(_NAMES, _NAMED_BY_ARGUMENTS) | dict.fromkeys(_OWN_TOKENS, _TRANSLATES_NOTHING))
     check_installed(lora=lora is not None)
     outputs = Outputs(json_to)
     outputs.check()

@@ -15,6 +15,7 @@ from paceline.lab.distil.answers import (
     AnswerLog,
     answer_options,
     embedded_prompts,
+    longest_prompt,
     make_tasks,
     own_prompts,
     read_log,
@@ -57,7 +58,7 @@ def test_a_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(12)))
     split = own_prompts(path)
     assert split.as_they_are
-    tasks = list(make_tasks(split, bytes_vocabulary(), tokens=32, temperature=0.0, seed=1))
+    tasks = list(make_tasks(split, bytes_vocabulary(), max_prompt=256, tokens=32, temperature=0.0, seed=1))
     of_prompts = [task for part, task in tasks if part != "other"]
     assert len(of_prompts) == 12
     assert bytes(of_prompts[0].prompt_ids).startswith(b"say ")
@@ -66,7 +67,7 @@ def test_a_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_those_to_judge_by_come_among_those_to_train_on() -> None:
     """So that a slow target has both when the time is over."""
     split = split_prompts(samples(40), samples(4, "other"), name="file")
-    tasks = list(make_tasks(split, bytes_vocabulary(), tokens=32, temperature=0.8, seed=1))
+    tasks = list(make_tasks(split, bytes_vocabulary(), max_prompt=256, tokens=32, temperature=0.8, seed=1))
     parts = [part for part, _ in tasks]
     assert parts[:MIN_PROMPTS].count("held") >= 4
     assert parts[:30].count("train") >= 15
@@ -74,6 +75,18 @@ def test_those_to_judge_by_come_among_those_to_train_on() -> None:
     assert parts.count("other") == 4
     # Of one seed, all answers would have the same noise.
     assert len({task.seed for _, task in tasks}) == len(tasks)
+
+
+def test_prompts_have_the_room_that_answers_leave() -> None:
+    target = ModelOptions(embedded_target(), context_length=128)
+    assert longest_prompt(target, 64) == 63
+    with pytest.raises(InputError, match="-c"):
+        longest_prompt(target, 120)
+    # No more than the model was made for, which is 4096.
+    assert longest_prompt(ModelOptions(embedded_target()), 3968) == 127
+    split = split_prompts(samples(12), samples(2, "other"), name="file")
+    tasks = make_tasks(split, bytes_vocabulary(), max_prompt=20, tokens=64, temperature=0.8, seed=1)
+    assert {len(task.prompt_ids) for _, task in tasks} == {20}
 
 
 def test_a_log_is_read_again_and_a_torn_line_written_over(tmp_path: Path) -> None:
@@ -117,7 +130,7 @@ def test_answers_go_on_where_they_stood(tmp_path: Path) -> None:
     from paceline.engines.loading import open_vocabulary
 
     with open_vocabulary(target) as vocabulary:
-        tasks = list(make_tasks(split, vocabulary, tokens=16, temperature=0.8, seed=1))[:6]
+        tasks = list(make_tasks(split, vocabulary, max_prompt=100, tokens=16, temperature=0.8, seed=1))[:6]
     log = AnswerLog(path)
 
     def write(into: AnswerLog, stops_at: int) -> None:
@@ -163,7 +176,7 @@ def test_a_log_of_others_is_split_by_prompt(tmp_path: Path) -> None:
         {"prompt": f"question {number}", "completion": f"answer {draw}"} for number in range(12) for draw in (1, 2)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    answers, rest = read_log(path, bytes_vocabulary(), tokens=32, seed=1)
+    answers, rest = read_log(path, bytes_vocabulary(), max_prompt=256, tokens=32, seed=1)
     assert len(answers) == 24
     prompts = {part: {a.task.prompt_ids for a in answers if a.part == part} for part in ("train", "held")}
     assert (len(prompts["train"]), len(prompts["held"])) == (9, 3)
@@ -178,4 +191,4 @@ def test_a_log_without_answers_is_refused_by_its_line(line: str, tmp_path: Path)
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n" + line + "\n")
     with pytest.raises(InputError, match="line 2"):
-        read_log(path, bytes_vocabulary(), tokens=32, seed=1)
+        read_log(path, bytes_vocabulary(), max_prompt=256, tokens=32, seed=1)

@@ -22,6 +22,7 @@ from paceline.engines.options import ModelOptions
 from paceline.lab.comparison import Stop, finish
 from paceline.lab.samples import Sample, cut_pieces, file_samples, heldout_samples, read_json_objects
 from paceline.lab.task import Task, is_repetitive
+from paceline.models.description import describe
 from paceline.models.embedded import HELDOUT_KINDS, heldout
 from paceline.planning.policies.fixed import NO_SPECULATION
 
@@ -38,6 +39,8 @@ _TEXT_PROMPT: Final = 64
 """Tokens of a prompt that is cut from a text."""
 MAX_PROMPT: Final = 256
 """Most tokens of a prompt that is used as it is."""
+MIN_ROOM: Final = 8
+"""Fewest tokens that there must be room for in a prompt."""
 _MIN_PROMPT: Final = 2
 """Tokens below which a prompt is no use."""
 _MAX_DRAWS: Final = 8
@@ -125,22 +128,23 @@ def split_prompts(
 
 
 def make_tasks(
-    prompts: Prompts, vocabulary: Vocabulary, *, tokens: int, temperature: float, seed: int
+    prompts: Prompts, vocabulary: Vocabulary, *, max_prompt: int, tokens: int, temperature: float, seed: int
 ) -> Iterator[tuple[Part, Task]]:
     """Yield tasks in the order to answer them: some for the verdict among those to train on, so that time decides.
 
-    Where answers are drawn, prompts are answered again, and texts from another place on.
+    Where answers are drawn, prompts are answered again, and texts from another place on. No prompt has more than
+    ``max_prompt`` tokens.
     """
 
     def task(sample: Sample, draw: int, as_is: bool) -> Task | None:
         # Of one seed, all answers would have the same noise at the same place.
         own_seed = seed + number
         if as_is:
-            prompt_ids = vocabulary.tokenize(sample.text[: _LETTERS * MAX_PROMPT])[:MAX_PROMPT]
+            prompt_ids = vocabulary.tokenize(sample.text[: _LETTERS * max_prompt])[:max_prompt]
         else:
             pieces = list(cut_pieces(sample.text, _MAX_DRAWS))
             piece = pieces[draw % len(pieces)][: _LETTERS * _TEXT_PROMPT]
-            prompt_ids = vocabulary.tokenize(piece)[:_TEXT_PROMPT]
+            prompt_ids = vocabulary.tokenize(piece)[: min(_TEXT_PROMPT, max_prompt)]
         if len(prompt_ids) < _MIN_PROMPT:
             return None
         return Task(sample.kind, sample.name, tuple(prompt_ids), tokens, own_seed)
@@ -235,13 +239,35 @@ def write_answers(
             report(len(log.answers))
 
 
+def context_length(target: ModelOptions, tokens: int) -> int:
+    """Return the context that prompts and answers take, no more than the target was made for or is given."""
+    own = describe(Path(target.path)).context_length
+    wanted = target.context_length or MAX_PROMPT + tokens + 1
+    return wanted if own is None else min(wanted, own)
+
+
+def longest_prompt(target: ModelOptions, tokens: int) -> int:
+    """Return how many tokens a prompt may have; raise ``InputError`` where answers leave hardly any."""
+    length = context_length(target, tokens)
+    room = length - tokens - 1
+    if room < MIN_ROOM:
+        raise InputError(
+            f"answers of {tokens} tokens leave {max(room, 0)} for prompts in a context of {length}: give a larger "
+            "context (-c), or shorter answers (--tokens)"
+        )
+    return min(MAX_PROMPT, room)
+
+
 def answer_options(target: ModelOptions, tokens: int) -> ModelOptions:
     """Return how the target runs to answer, and to read what it answered."""
-    length = target.context_length or MAX_PROMPT + tokens + 1
-    return dataclasses.replace(target, context_length=length, max_sequences=_AT_ONCE, model_defaults=False)
+    return dataclasses.replace(
+        target, context_length=context_length(target, tokens), max_sequences=_AT_ONCE, model_defaults=False
+    )
 
 
-def read_log(path: Path, vocabulary: Vocabulary, *, tokens: int, seed: int) -> tuple[list[KeptAnswer], Prompts]:
+def read_log(
+    path: Path, vocabulary: Vocabulary, *, max_prompt: int, tokens: int, seed: int
+) -> tuple[list[KeptAnswer], Prompts]:
     """Return the answers in a log of JSON lines, each with a prompt and what the target answered, and their split.
 
     The prompts are those of the other kinds alone, for which the target has to be asked.
@@ -263,7 +289,7 @@ def read_log(path: Path, vocabulary: Vocabulary, *, tokens: int, seed: int) -> t
             for draw, (prompt, answer) in enumerate(pairs[_digest(sample.text)]):
                 prompt_ids = tuple(vocabulary.tokenize(prompt))
                 # Of a long prompt the end says what is answered.
-                prompt_ids = prompt_ids[-MAX_PROMPT:]
+                prompt_ids = prompt_ids[-max_prompt:]
                 token_ids = tuple(vocabulary.tokenize(answer, add_special=False))[:tokens]
                 if len(prompt_ids) >= 1 and token_ids:
                     task = Task(sample.kind, sample.name, prompt_ids, tokens, seed)

@@ -19,11 +19,12 @@ from paceline.engines.options import ModelOptions
 from paceline.lab.agreement import MAX_CHUNK
 from paceline.lab.comparison import Stop
 from paceline.lab.distil.answers import (
-    MAX_PROMPT,
     AnswerLog,
     KeptAnswer,
     Prompts,
     answer_options,
+    context_length,
+    longest_prompt,
     make_tasks,
     read_log,
     write_answers,
@@ -178,15 +179,24 @@ def check_tokens(target: Vocabulary, draft: Vocabulary) -> VocabularyRelation:
 
 def _prepare_answers(settings: Settings, vocabulary: Vocabulary, log: AnswerLog) -> list[Any]:
     """Return what the target is to answer, after taking over the answers of a log."""
-    prompts = settings.prompts
+    prompts, room = settings.prompts, longest_prompt(settings.target, settings.tokens)
     if settings.answers is not None:
-        found, prompts = read_log(settings.answers, vocabulary, tokens=settings.tokens, seed=settings.seed)
+        found, prompts = read_log(
+            settings.answers, vocabulary, max_prompt=room, tokens=settings.tokens, seed=settings.seed
+        )
         for answer in found:
             if not log.has(answer.part, answer.task):
                 log.add(answer)
     assert prompts is not None
     return list(
-        make_tasks(prompts, vocabulary, tokens=settings.tokens, temperature=settings.temperature, seed=settings.seed)
+        make_tasks(
+            prompts,
+            vocabulary,
+            max_prompt=room,
+            tokens=settings.tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
+        )
     )
 
 
@@ -200,7 +210,7 @@ def _check_enough(answers: Sequence[KeptAnswer], held: Sequence[KeptAnswer]) -> 
 
 
 def _reading_options(settings: Settings) -> ModelOptions:
-    length = settings.target.context_length or MAX_PROMPT + settings.tokens + 1
+    length = context_length(settings.target, settings.tokens)
     return dataclasses.replace(settings.target, context_length=length, rows_read=MAX_CHUNK)
 
 
