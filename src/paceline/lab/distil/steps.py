@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -272,8 +270,7 @@ def _train(
         def step(number: int, count: int, loss: float) -> None:
             _note(work, tell, f"training: step {number} of up to {count}, loss {loss:.3f}")
 
-        train = functools.partial(
-            train_draft,
+        training = train_draft(
             source,
             work.path / "checkpoints",
             trained,
@@ -289,9 +286,6 @@ def _train(
             stopped=stopped,
             report=step,
         )
-        # torch releases the tiles of a processor with AMX, thread by thread, which llama.cpp counts on in this one.
-        with ThreadPoolExecutor(1, "paceline-torch") as apart:
-            training = apart.submit(train).result()
         if made.exists():
             shutil.rmtree(made, ignore_errors=True) if made.is_dir() else made.unlink()
         work.facts["training"] = dataclasses.asdict(training)

@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -106,7 +107,38 @@ def train_draft(
         InputError: the model cannot be loaded, or the disk is full.
         EngineError: torch cannot go on, as where memory is short.
     """
-    texts = _Texts(answers, rows)
+    # torch releases the tiles of a processor with AMX, thread by thread, which llama.cpp counts on in the caller's.
+    with ThreadPoolExecutor(1, "paceline-torch") as apart:
+        return apart.submit(
+            _train,
+            source,
+            checkpoints,
+            made,
+            _Texts(answers, rows),
+            _Pace(done_share, stopped, report),
+            dtype=_DTYPES[dtype],
+            learning_rate=learning_rate,
+            epochs=epochs,
+            lora=lora,
+            seed=seed,
+            threads=threads,
+        ).result()
+
+
+def _train(
+    source: Path,
+    checkpoints: Path,
+    made: Path,
+    texts: _Texts,
+    pace: _Pace,
+    *,
+    dtype: torch.dtype,
+    learning_rate: float | None,
+    epochs: int,
+    lora: int | None,
+    seed: int,
+    threads: int | None,
+) -> Training:
     is_cuda = torch.cuda.is_available()
     checkpoints.mkdir(exist_ok=True)
     latest = _find_checkpoint(checkpoints)
@@ -120,7 +152,6 @@ def train_draft(
     batch, accumulated = _batch_size(texts, model.config.get_text_config().vocab_size)
     if lora is not None:
         model = add_lora(model, lora)
-    pace = _Pace(done_share, stopped, report)
     with _training_errors(checkpoints), _quiet():
         arguments = TrainingArguments(
             output_dir=str(checkpoints),
@@ -154,17 +185,17 @@ def train_draft(
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
-        if stopped():
+        if pace.stopped():
             raise Stopped
         state = trainer.state
         trained = trainer.model if lora is None else trainer.model.merge_and_unload()
-        _write_folder(trained, source, made, _DTYPES[dtype])
+        _write_folder(trained, source, made, dtype)
     averaged = max(1, min(_AVERAGED, len(pace.losses) // 2))
     return Training(
         steps=state.global_step,
         epochs=round(float(state.epoch or 0.0), 2),
         texts=len(texts),
-        tokens=sum(len(each.token_ids) for each in answers[: len(rows)]),
+        tokens=texts.num_tokens,
         learning_rate=rate,
         first_loss=_mean(pace.losses[:averaged]),
         last_loss=_mean(pace.losses[-averaged:]),
@@ -200,6 +231,11 @@ class _Texts(torch.utils.data.Dataset):  # type: ignore[misc]
         # The last token of an answer predicts nothing that is known.
         token_ids = [*answer.task.prompt_ids, *answer.token_ids[:-1]]
         return {"input_ids": token_ids, "first": len(answer.task.prompt_ids) - 1, "rows": rows}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(answer.token_ids) for answer, _ in self._texts)
 
     @property
     def mean_length(self) -> float:
@@ -268,7 +304,7 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
         self, done_share: Callable[[], float], stopped: Stop, report: Callable[[int, int, float], None]
     ) -> None:
         self.done_share = done_share
-        self._stopped = stopped
+        self.stopped = stopped
         self._report = report
         self._saved_s = time.monotonic()
         self._of_step: list[torch.Tensor] = []
@@ -283,7 +319,7 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
         if not math.isfinite(self.losses[-1]):
             raise EngineError(f"the loss is no number at step {state.global_step}: try a smaller learning rate (--lr)")
         self._report(state.global_step, state.max_steps, _mean(self.losses[-_AVERAGED:]) or 0.0)
-        ends = self._stopped() or self.done_share() >= 1.0
+        ends = self.stopped() or self.done_share() >= 1.0
         control.should_training_stop = control.should_training_stop or ends
         if ends or time.monotonic() - self._saved_s > _CHECKPOINT_S:
             control.should_save = True
