@@ -64,7 +64,8 @@ def test_interrupts_that_were_ignored_stay_so(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_within_a_command_is_its_own_to_handle(tmp_path: Path) -> None:
-    code = f"def describe(path, **options):\n    {WAIT}\n\nclass ModelDescription: ...\n"
+    # Others import further names of it, and use none of them here.
+    code = f"def describe(path, **options):\n    {WAIT}\n\ndef __getattr__(name):\n    return type(name, (), {{}})\n"
     (tmp_path / "stand_in.py").write_text(code, encoding="utf-8")
     load = "import sys, stand_in\nsys.modules['paceline.models.description'] = stand_in\n"
     status, _, err = interrupted(tmp_path, "sitecustomize", load, "models", "show", "target")
