@@ -36,6 +36,9 @@ MULTIPLE: Final = 32
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Types of tokens in GGUF."""
 
+_PER_TOKEN: Final = (EMBEDDINGS, "output.weight", "output.bias", "per_layer_token_embd.weight")
+"""Tensors that have something for every token."""
+
 _JOINED_BY_SCORES: Final = "llama"
 """Name in GGUF of SentencePiece's way; the other ways that can be cut go by a list of merges."""
 _OTHER_WAYS: Final = {"bert": "word pieces", "t5": "a unigram model", "rwkv": "a tree", "plamo2": "a table"}
@@ -96,7 +99,7 @@ def read_tokens(file: GGUFFile) -> TokenTable:
     if rows != len(texts):
         raise ModelFileError(f"{name} has {len(texts)} tokens and {rows} rows of {EMBEDDINGS}: a cut would mix them up")
     for tensor_name, tensor in file.tensors.items():
-        if LAYER.fullmatch(tensor_name) is None and len(texts) in tensor.shape and tensor_name not in _with_rows():
+        if LAYER.fullmatch(tensor_name) is None and len(texts) in tensor.shape and tensor_name not in _PER_TOKEN:
             raise ModelFileError(
                 f"{name} has {tensor_name} of {' x '.join(map(str, tensor.shape))}, with something for every token "
                 "that is not known here: leave out --vocab"
@@ -115,10 +118,6 @@ def read_tokens(file: GGUFFile) -> TokenTable:
     if not isinstance(types, list) or len(types) != len(texts):
         types = [_NORMAL] * len(texts)
     return TokenTable(texts, types, None if merges else scores, ranks, _named_ids(file, len(texts)))
-
-
-def _with_rows() -> tuple[str, ...]:
-    return (EMBEDDINGS, "output.weight", "output.bias", "per_layer_token_embd.weight")
 
 
 def _named_ids(file: GGUFFile, size: int) -> frozenset[int]:
