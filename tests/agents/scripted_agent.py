@@ -33,7 +33,6 @@ TEMPLATE: Final = (
 CONTEXT: Final = 1 << 20
 """Tokens, of a byte each: what some agents say before anything else has 100,000."""
 
-_ASKS: Final = "<|im_start|>assistant\n"
 _WORD: Final = re.compile(r"WORD-[0-9]+")
 
 _READERS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {

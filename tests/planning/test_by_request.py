@@ -38,7 +38,6 @@ OWN = SpeculationParams(policy="fixed")
 class Listening(FixedPolicy):
     """Keeps what it is asked and told."""
 
-    budgeted: list[list[int]] = field(default_factory=list)
     asked: list[tuple[str, int]] = field(default_factory=list)
     selected: list[int] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
