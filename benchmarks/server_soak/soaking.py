@@ -167,18 +167,19 @@ async def _rounds_of_cancel(server: Server, rng: random.Random, *, waits: bool) 
     for other in others:
         await other.send(post_bytes("/completion", {**body, "stream": True}))
         await other.head()
-    async with await Connection.open(server.port) as connection:
-        await connection.send(post_bytes("/completion", body))
-        while sum(server.in_flight()[:2]) <= len(others):
-            pass
-        before = server.metrics()["paceline:rounds_total"]
+    connection = await Connection.open(server.port)
+    await connection.send(post_bytes("/completion", body))
+    while sum(server.in_flight()[:2]) <= len(others):
+        pass
+    before = server.metrics()["paceline:rounds_total"]
+    await connection.leave()
     while True:
         metrics = server.metrics()
         in_flight = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
         if in_flight <= len(others):
             break
     for other in others:
-        other.close()
+        await other.leave()
     server.wait_until_idle(_HANG_S)
     return int(metrics["paceline:rounds_total"] - before)
 

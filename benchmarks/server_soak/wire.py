@@ -95,6 +95,12 @@ class Connection:
     def close(self) -> None:
         self.writer.close()
 
+    async def leave(self) -> None:
+        """Close the connection, and wait until it is closed: that takes a turn of the event loop."""
+        self.writer.close()
+        with contextlib.suppress(OSError):  # the server was faster
+            await self.writer.wait_closed()
+
     def reset(self) -> None:
         """Drop the connection, without the usual farewell."""
         with contextlib.suppress(OSError):  # the server was faster
