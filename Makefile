@@ -30,6 +30,9 @@ ifneq ($(BROKEN_AMX),)
 export override CXXFLAGS += -include "$(CURDIR)/src/paceline/engines/llama_cpp/amx_tile_config.h"
 endif
 
+# Byte code is kept, whatever the machine says: without it torch takes twice as long to import, in each of many processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What llama-cpp-python has for pictures and sound is left out: nothing here uses it, and it takes a while to compile.
 export CMAKE_ARGS += -DLLAVA_BUILD=OFF
 # So is what llama.cpp's own programs share, which is as much again.
