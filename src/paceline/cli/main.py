@@ -25,6 +25,7 @@ from paceline.cli import (
     models,
     profile,
     prune,
+    rpc_worker,
     run,
     serve,
 )
@@ -80,6 +81,7 @@ _add_command("chat", chat.chat, chat.EPILOG)
 _add_command(
     "serve", serve.serve, serve.EPILOG, kind=serve.ServeCommand, allow_extra_args=True, ignore_unknown_options=True
 )
+_add_command("rpc-worker", rpc_worker.rpc_worker, rpc_worker.EPILOG)
 app.add_typer(models.app, name="models")
 _add_command("doctor", doctor.doctor, doctor.EPILOG)
 _add_command("compare", compare.compare, compare.EPILOG)
