@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +124,7 @@ class AroundAuto(PolicyBase):
         self.auto.end(request)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Skill:
     """How often a synthetic drafter is right.
 
@@ -162,6 +163,20 @@ def synthetic(
     max_tokens: int | None = None,
 ) -> Recording:
     """Make up a text and drafters of a given skill; probabilities and margins tell right from wrong, with noise."""
+    return _synthetic(seed, tuple(skills.items()), num_tokens, num_prompt, depth, siblings, max_tokens)
+
+
+# Making a text takes as long as replaying it, and tests of several curves have the same ones.
+@functools.lru_cache(maxsize=64)
+def _synthetic(
+    seed: int,
+    skills: tuple[tuple[str, Skill], ...],
+    num_tokens: int,
+    num_prompt: int,
+    depth: int,
+    siblings: int,
+    max_tokens: int | None,
+) -> Recording:
     rng = random.Random(seed)
     text = [rng.randrange(TEXT_TOKENS) for _ in range(num_tokens)]
     traces = tuple(
@@ -171,7 +186,7 @@ def synthetic(
             skill.end_ids,
             tuple(_chain(rng, skill, text, done, depth, siblings) for done in range(1, num_tokens)),
         )
-        for name, skill in skills.items()
+        for name, skill in skills
     )
     return Recording(
         name=f"synthetic {seed}",
