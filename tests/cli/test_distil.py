@@ -156,7 +156,7 @@ def test_a_draft_that_was_cut_gains_and_is_written(invoke: Invoke, tmp_path: Pat
     from tests.lab.distil.helpers import write_cut_target
 
     cut = write_cut_target(tmp_path / "cut")
-    outcome = invoke("distil", "target", str(cut), str(tmp_path / "out"), "--tokens", "32", "--time", "45s", "--json")
+    outcome = invoke("distil", "target", str(cut), str(tmp_path / "out"), "--tokens", "32", "--time", "25s", "--json")
     assert outcome.status == 0, outcome.err
     facts = json.loads(outcome.out)
     assert facts["outcome"] == "gain"
