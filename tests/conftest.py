@@ -122,6 +122,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(_kind_of(item))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files that have long tests: one of them at the end would be waited for alone."""
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def _kind_of(item: pytest.Item) -> str:
     path = item.path.relative_to(Path(__file__).parent).as_posix()
     for kind, patterns in KINDS.items():
