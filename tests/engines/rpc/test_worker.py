@@ -213,6 +213,26 @@ def test_a_killed_process_is_told_of(worker: Worker, endpoint: str, said: Said) 
     assert status.clients == 0
 
 
+def test_heartbeats_stop_with_the_process_of_a_client(worker: Worker, endpoint: str, said: Said) -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with Client(endpoint) as client:
+        client.read()
+        said.wait_for("came")
+        Watch([endpoint], told.put)
+        for process in serving_processes():
+            process.suspend()
+        assert told.get(timeout=WAIT_S) == f"the RPC worker at {endpoint} has not answered for 1.5 s"
+        # Clients on other machines are answered.
+        with socket.create_connection(worker.address, WAIT_S, ("127.0.0.2", 0)) as elsewhere:
+            lines = elsewhere.makefile("rb")
+            elsewhere.sendall(ASK + PING)
+            assert json.loads(lines.readline())["clients"] == 1
+            assert lines.readline() == PONG
+    said.wait_for("left")
+    for process in serving_processes():
+        process.resume()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"devices": ["TPU7"]}, "TPU7"), ({"host": "203.0.113.7"}, "cannot listen at 203.0.113.7"), ({}, "in use")],

@@ -42,6 +42,10 @@ _START_S: Final = 60.0
 """Seconds in which a process has to be ready."""
 _ANSWER_S: Final = 1.0
 """Seconds in which a process has to say how much memory is free."""
+_BEAT_S: Final = 0.2
+"""Seconds between two questions whether a process lives."""
+_SILENCE_S: Final = 0.3
+"""Seconds without an answer after which its client's heartbeats are not answered either."""
 _MAX_CONNECTIONS: Final = 256
 """Connections of all kinds that are held at once."""
 _CHUNK_BYTES: Final = 1 << 20
@@ -52,6 +56,13 @@ _QUESTIONERS: Final = 4
 """Connections beyond the clients that may ask."""
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 """Notices within half a minute that a client's machine is gone."""
+
+_MEMORY: Final = b"m\n"
+"""What a process is asked to say how much memory is free."""
+_NUDGE: Final = b"n\n"
+"""What a process is asked to say that it lives."""
+_ALIVE: Final = b"{}\n"
+"""How it says so."""
 
 _PROGRAM: Final = """
 import sys
@@ -102,6 +113,9 @@ class Worker:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._clients = 0
+        self._serving: dict[_Server, str] = {}
+        self._silent_hosts: frozenset[str] = frozenset()
+        self._ending = threading.Event()
         self._slots = threading.Semaphore(max_clients + _QUESTIONERS)
         self._is_closed = False
         self._listener = _listen(host, port)
@@ -113,12 +127,14 @@ class Worker:
             self.close()
             raise
         threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
         """Let go of all clients, and end all processes."""
         with self._lock:
             self._is_closed = True
             connections = list(self._connections)
+        self._ending.set()
         _hang_up(self._listener)
         self._listener.close()
         for connection in connections:
@@ -143,26 +159,26 @@ class Worker:
             if not is_taken:
                 connection.close()
                 continue
-            threading.Thread(target=self._attend, args=(connection, f"{host}:{port}"), daemon=True).start()
+            threading.Thread(target=self._attend, args=(connection, host, port), daemon=True).start()
 
-    def _attend(self, connection: socket.socket, name: str) -> None:
+    def _attend(self, connection: socket.socket, host: str, port: int) -> None:
         try:
             with connection, contextlib.suppress(OSError):
                 _set_up(connection)
                 connection.settimeout(_FIRST_BYTE_S)
                 first = connection.recv(1, socket.MSG_PEEK)
                 if first == ASK[:1]:
-                    self._answer(connection)
+                    self._answer(connection, host)
                 elif first == bytes([_HELLO]):
                     connection.settimeout(None)
-                    self._serve(connection, name)
+                    self._serve(connection, host, port)
         finally:
             with self._lock:
                 self._connections.discard(connection)
 
     # --- status -------------------------------------------------------------------------------------------------------
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket, host: str) -> None:
         """Answer questions until the other side closes."""
         lines = connection.makefile("rb")
         if lines.readline(len(ASK)) != ASK:
@@ -170,7 +186,17 @@ class Worker:
         connection.sendall(json.dumps(self.status()).encode() + b"\n")
         connection.settimeout(None)
         while lines.readline(len(PING)) == PING:
-            connection.sendall(PONG)
+            if host not in self._silent_hosts:
+                connection.sendall(PONG)
+
+    def _watch(self) -> None:
+        """Note whose process lives no more: a client is to notice that as it would of the whole worker."""
+        while not self._ending.wait(_BEAT_S):
+            with self._lock:
+                serving = list(self._serving.items())
+            for server, _ in serving:
+                server.nudge()
+            self._silent_hosts = frozenset(host for server, host in serving if server.silence_s() > _SILENCE_S)
 
     def status(self) -> dict[str, Any]:
         """Return what the worker says of itself."""
@@ -185,7 +211,8 @@ class Worker:
 
     # --- llama.cpp's RPC ----------------------------------------------------------------------------------------------
 
-    def _serve(self, client: socket.socket, name: str) -> None:
+    def _serve(self, client: socket.socket, host: str, port: int) -> None:
+        name = f"{host}:{port}"
         # One that asks may come before the last one, of the same client, is quite gone.
         if not self._slots.acquire(timeout=_FIRST_BYTE_S):
             self._say(f"{name} was sent away: {_QUESTIONERS} connections beyond --max-clients are open")
@@ -196,6 +223,8 @@ class Worker:
             self._slots.release()
             self._say(f"{name} was sent away: {error}")
             return
+        with self._lock:
+            self._serving[server] = host
         begun = time.monotonic()
         traffic = _Traffic(lambda: self._admit(name))
         ended = threading.Event()
@@ -209,6 +238,7 @@ class Worker:
             _hang_up(client)
             with self._lock:
                 self._clients -= traffic.is_client
+                del self._serving[server]
         trouble = self._pool.put_back(server) if is_idle else self._pool.end(server, was_lost=was_lost)
         self._slots.release()
         back.join()
@@ -327,6 +357,7 @@ class _Pool:
                         self._start_more()
                         return server
                     self._forget(server)
+                    server.end()
                 if self._is_closed:
                     raise EngineError("the worker is being ended")
                 self._failure = None
@@ -357,7 +388,7 @@ class _Pool:
     def ask_memory(self) -> list[dict[str, Any]] | None:
         """Return devices with the memory that is free on them; ``None`` where no process answers."""
         with self._changed:
-            server = next((each for each in reversed(self._alive) if each.is_alive()), None)
+            server = next((each for each in reversed(self._alive) if each.is_ready and each.is_alive()), None)
         return None if server is None else server.ask_memory()
 
     def close(self) -> None:
@@ -377,18 +408,23 @@ class _Pool:
         server, failure = None, None
         try:
             server = _Server(self._task, verbose=self._verbose)
-        except (errors.PacelineError, OSError) as error:
+            with self._changed:
+                self._alive.append(server)
+                is_late = self._is_closed
+            if is_late:
+                self.end(server)
+                return
+            server.wait_until_ready()
+        except (errors.PacelineError, OSError, ValueError) as error:
             failure = error
+            if server is not None:
+                self.end(server)
         with self._changed:
             self._starting -= 1
             self._failure = failure
-            is_late = self._is_closed
-            if server is not None and not is_late:
-                self._alive.append(server)
+            if server is not None and failure is None:
                 self._ready.append(server)
             self._changed.notify_all()
-        if server is not None and is_late:
-            server.end()
 
     def _forget(self, server: _Server) -> None:
         if server in self._alive:
@@ -400,9 +436,13 @@ class _Server:
 
     Attributes:
         connection: to its server, for a client that may not be there yet. Whoever connects first is served first.
+        facts: what it serves.
+        is_ready: whether it said that.
     """
 
     connection: socket.socket
+    facts: Facts
+    is_ready = False
 
     def __init__(self, task: str, *, verbose: bool) -> None:
         self._trouble: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -420,17 +460,23 @@ class _Server:
         self._ending = threading.Lock()
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         assert self._process.stdout is not None
-        threading.Thread(target=_read_lines, args=(self._process.stdout, self._said), daemon=True).start()
-        try:
-            said = self._hear(_START_S)
-            if "error" in said:
-                raise getattr(errors, said["error"], CapabilityError)(said["message"])
-            self._port: int = said["port"]
-            self.facts = Facts(said["versions"], said["devices"])
-            self.connect()
-        except BaseException:
-            self.end()
-            raise
+        self._nudged = self._heard = time.monotonic()
+        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process serves.
+
+        Raises:
+            InputError: it cannot, and why.
+            EngineError: it ended, or takes too long.
+        """
+        said = self._hear(_START_S)
+        if "error" in said:
+            raise getattr(errors, said["error"], CapabilityError)(said["message"])
+        self._port: int = said["port"]
+        self.facts = Facts(said["versions"], said["devices"])
+        self.connect()
+        self.is_ready = True
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -452,12 +498,23 @@ class _Server:
                 self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return
 
+    def nudge(self) -> None:
+        """Ask whether it lives, unless it was asked and did not say yet."""
+        if self._nudged <= self._heard:
+            self._nudged = time.monotonic()
+            with contextlib.suppress(OSError, ValueError):
+                assert self._process.stdin is not None
+                os.write(self._process.stdin.fileno(), _NUDGE)
+
+    def silence_s(self) -> float:
+        """Return for how long it has not said that it lives."""
+        return 0.0 if self._nudged <= self._heard else time.monotonic() - self._nudged
+
     def ask_memory(self) -> list[dict[str, Any]] | None:
         with self._asking:
             try:
                 assert self._process.stdin is not None
-                self._process.stdin.write(b"memory\n")
-                self._process.stdin.flush()
+                os.write(self._process.stdin.fileno(), _MEMORY)
                 devices: list[dict[str, Any]] = self._hear(_ANSWER_S)["devices"]
             except (EngineError, OSError, ValueError):
                 return None
@@ -489,6 +546,15 @@ class _Server:
             self._trouble.close()
             return words
 
+    def _listen(self, pipe: IO[bytes]) -> None:
+        """Hand on what the process says line by line, and an empty line at its end."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in pipe:
+                self._heard = time.monotonic()
+                if line != _ALIVE:
+                    self._said.put(line)
+        self._said.put(b"")
+
     def _hear(self, patience_s: float) -> dict[str, Any]:
         try:
             line = self._said.get(timeout=patience_s)
@@ -504,14 +570,6 @@ class _Server:
         self._trouble.seek(0)
         *_, last = self._trouble.read().decode("utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
         return last
-
-
-def _read_lines(pipe: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    """Hand on the output of a process line by line, and an empty line at its end."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in pipe:
-            lines.put(line)
-    lines.put(b"")
 
 
 # --- the other process ------------------------------------------------------------------------------------------------
@@ -542,12 +600,14 @@ def serve_as_told(task: str) -> None:
 
 
 def _answer_parent(channel: IO[str], names: Sequence[str]) -> None:
-    """Say how much memory is free whenever that is asked, until the parent lets go of the pipe; then end."""
+    """Say what is asked until the parent lets go of the pipe; then end."""
     from paceline.engines.llama_cpp import rpc
 
     # Not sys.stdin, whose lock no thread may hold when the interpreter ends.
-    while os.read(_STDIN, 64):
-        _say(channel, {"devices": [asdict(device) for device in rpc.device_memory(names)]})
+    while asked := os.read(_STDIN, 64):
+        for line in asked.splitlines(keepends=True):
+            is_nudge = line == _NUDGE
+            _say(channel, {} if is_nudge else {"devices": [asdict(each) for each in rpc.device_memory(names)]})
     os._exit(0)
 
 
