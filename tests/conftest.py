@@ -38,7 +38,17 @@ KINDS = {
         "runtime/test_sharing.py",
     ),
     "contract": ("*/test_contract.py", "serving/test_*_client.py"),
-    "end_to_end": ("cli/*", "serving/*", "surface/*", "page/*", "parity/*", "agents/*", "real/*", "test_*.py"),
+    "end_to_end": (
+        "cli/*",
+        "serving/*",
+        "surface/*",
+        "page/*",
+        "gateway/*",
+        "parity/*",
+        "agents/*",
+        "real/*",
+        "test_*.py",
+    ),
 }
 """Which kind of test a file has. One that is of none of them is a property if hypothesis runs it, and a unit else."""
 
@@ -55,6 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without-engines", action="store_true", help="run as where none of the engines' packages is installed"
     )
     parser.addoption("--page", metavar="FOLDER", help="where make test-page unpacked what the tests of tests/page need")
+    parser.addoption("--gateway", metavar="PROGRAM", help="the smg that make test-gateway installed")
     parser.addoption("--real", metavar="FOLDER", help="where make test-real unpacked what the tests of tests/real read")
 
 
@@ -112,9 +123,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs files that are downloaded, or a browser."""
+    """Leave out what needs files that are downloaded, a browser or a gateway."""
     here = Path(__file__).parent
-    needed = {here / "real": "--real", here / "page": "--page"}.get(collection_path)
+    needed = {here / "real": "--real", here / "page": "--page", here / "gateway": "--gateway"}.get(collection_path)
     return True if needed is not None and not config.getoption(needed) else None
 
 

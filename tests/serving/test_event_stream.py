@@ -89,6 +89,40 @@ async def test_an_error_of_whoever_sends_ends_a_stream() -> None:
     assert closed == [True, False]
 
 
+async def test_the_status_waits_for_the_first_event() -> None:
+    sent: list[str] = []
+
+    async def content() -> AsyncGenerator[bytes, None]:
+        assert sent == []
+        yield b"first"
+        assert sent == ["http.response.start", "http.response.body"]
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    stream = EventStream(content(), over=lambda: None, ping_s=0, ping=COMMENT)
+    await stream(SCOPE, nobody_leaves, send)
+    assert sent.count("http.response.start") == 1
+
+
+async def test_what_fails_before_its_first_event_sends_nothing() -> None:
+    sent: list[Message] = []
+
+    async def content() -> AsyncGenerator[bytes, None]:
+        if not sent:
+            raise OSError("no place")
+        yield b""
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    stream = EventStream(content(), over=lambda: None, ping_s=0, ping=COMMENT)
+    with pytest.raises(OSError, match="no place"):
+        await stream(SCOPE, nobody_leaves, send)
+    assert sent == []
+    assert not stream.has_begun
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("headers", [[], [("content-length", "300008")]])
 def test_a_body_is_written_as_h11_writes_it(version: bytes, headers: list[tuple[str, str]]) -> None:

@@ -40,21 +40,33 @@ _HEADERS: Final = {"Cache-Control": "no-store", "Connection": "keep-alive", "X-A
 class EventStream(StreamingResponse):
     """A stream of events: ``content`` has so many at a time as are to be one write.
 
+    The status, and ``opening``, are sent with the first of them, or with the first ping. Until then an error gets a
+    status of its own, and a gateway can still ask another server: a request that waits is not lost with this one.
+
     ``over`` is called once at the end, whichever it is: also where the client left before the first event was asked
     for, and a ``finally`` in ``content`` would never be reached. ``ping`` is sent where nothing else was for
     ``ping_s`` seconds, if that is above 0.
     """
 
     def __init__(
-        self, content: AsyncGenerator[bytes, None], *, over: Callable[[], object], ping_s: float, ping: bytes
+        self,
+        content: AsyncGenerator[bytes, None],
+        *,
+        over: Callable[[], object],
+        ping_s: float,
+        ping: bytes,
+        opening: bytes = b"",
     ) -> None:
         super().__init__(content, headers=_HEADERS, media_type="text/event-stream")
         self._content = content
         self._over = over
         self._ping_s = ping_s
         self._ping = ping
+        self._opening = opening
         self._sent_s = 0.0
-        self._is_sending = True
+        self._is_sending = False
+        self._starting = asyncio.Lock()
+        self.has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pinging = asyncio.create_task(self._send_pings(send))
@@ -75,7 +87,6 @@ class EventStream(StreamingResponse):
                 task.result()
 
     async def _send_all(self, send: Send, pinging: asyncio.Task[None]) -> None:
-        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with contextlib.aclosing(self._content) as content:
             async for events in content:
                 await self._send(send, {"type": "http.response.body", "body": events, "more_body": True})
@@ -98,6 +109,14 @@ class EventStream(StreamingResponse):
 
     async def _send(self, send: Send, message: Message) -> None:
         self._is_sending = True
+        if not self.has_begun:
+            async with self._starting:
+                if not self.has_begun:
+                    status, headers = self.status_code, self.raw_headers
+                    await send({"type": "http.response.start", "status": status, "headers": headers})
+                    self.has_begun = True
+                    if self._opening:
+                        await send({"type": "http.response.body", "body": self._opening, "more_body": True})
         await send(message)
         self._is_sending = False
         self._sent_s = asyncio.get_running_loop().time()

@@ -189,12 +189,15 @@ class Server:
         except BaseException:
             self._over(answer)
             raise
-        return EventStream(
-            self._stream(answer, formatter, share),
+        said = formatter.opening()
+        stream = EventStream(
+            self._stream(answer, formatter, share, lambda: stream.has_begun),
             over=lambda: self._over(answer),
             ping_s=generation.ping_s,
             ping=formatter.ping,
+            opening=formatter.as_events(said) if said else b"",
         )
+        return stream
 
     async def _whole(self, request: Request, answer: Answer, formatter: ResponseFormatter, share: Share) -> Response:
         """Wait for an answer for as long as the client does."""
@@ -263,10 +266,11 @@ class Server:
         async for choice, events in answer.rounds(every):
             self._note(answer, choice, events)
 
-    async def _stream(self, answer: Answer, formatter: ResponseFormatter, share: Share) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, answer: Answer, formatter: ResponseFormatter, share: Share, has_begun: Callable[[], bool]
+    ) -> AsyncGenerator[bytes, None]:
+        """Iterate over the events of an answer; what goes wrong before anything was sent is raised."""
         try:
-            if opening := formatter.opening():
-                yield formatter.as_events(opening)
             async for choice, events in answer.rounds():
                 self._note(answer, choice, events)
                 _check_whole(answer)
@@ -284,6 +288,8 @@ class Server:
             if formatter.ends_with_done:
                 yield b"data: [DONE]\n\n"
         except Exception as error:
+            if not has_begun():
+                raise
             yield formatter.as_events(formatter.failed(error))
 
     def _note(self, answer: Answer, choice: Choice, events: Sequence[Event]) -> None:
