@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, make_own_draft
-from paceline.core.errors import InputError, ModelFileError, ModelWarning
+from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import (
     foreseen_context_length,
@@ -121,6 +121,11 @@ def open_pair(
         draft = None if own is None else dataclasses.replace(draft, path=own).beside(target)
     try:
         if draft is not None and (draft.path == MTP_DRAFT or is_head(draft)):
+            if target.rpc:
+                raise CapabilityError(
+                    "a head reads its target's states, which stay on the workers (`rpc`): name another draft model, or "
+                    "none"
+                )
             if memory_bytes is not None:
                 raise InputError(
                     f"a head (`draft={str(draft.path)!r}`) drafts where all layers of its target fit into memory: "
@@ -194,6 +199,8 @@ def default_draft(target: ModelOptions) -> str | None:
     It is the MTP layer in its file, where there is one that can be run here, or for a model of the hub a head that was
     fetched from beside it.
     """
+    if target.rpc:
+        return None
     if memory_limit(target) is None:
         if has_head(target):
             return MTP_DRAFT

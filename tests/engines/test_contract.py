@@ -7,6 +7,7 @@ may differ from it by what their capabilities call rounding, and by nothing more
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import random
 import shutil
@@ -24,7 +25,7 @@ from tests.models.helpers import in_f32
 from tests.tiers import by_tier
 
 from paceline.core.arrays import FloatArray
-from paceline.core.errors import CapabilityError, ClosedError, NoRoomError
+from paceline.core.errors import CapabilityError, ClosedError, ModelWarning, NoRoomError
 from paceline.engines.base import COMMITTED_END, Engine, Step
 from paceline.engines.options import OUTPUT_STATE, ModelOptions
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
@@ -82,22 +83,47 @@ def _exact_llama_cpp(
 ) -> Engine:
     from paceline.engines.llama_cpp import LlamaCppEngine
 
+    options = dataclasses.replace(_exact_options(source, cells), memory=memory_bytes, hold_states=hold_states)
+    return LlamaCppEngine(options, batch_rows=MAX_ROWS)
+
+
+def _exact_options(source: Path, cells: int | None) -> ModelOptions:
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
-    return LlamaCppEngine(
-        ModelOptions(
-            in_f32(source),
-            context_length=128,
-            max_sequences=4,
-            cells=cells,
-            branches=12,
-            threads=1,
-            memory=memory_bytes,
-            hold_states=hold_states,
-            cache_type_k="f32",
-            cache_type_v="f32",
-        ),
-        batch_rows=MAX_ROWS,
+    return ModelOptions(
+        in_f32(source),
+        context_length=128,
+        max_sequences=4,
+        cells=cells,
+        branches=12,
+        threads=1,
+        cache_type_k="f32",
+        cache_type_v="f32",
     )
+
+
+def in_a_process(cells: int | None = None) -> Engine:
+    """llama.cpp in a process of its own, as it is where layers lie on other machines."""
+    from paceline.engines.rpc.engine import RpcEngine
+
+    return RpcEngine(_exact_options(embedded_draft(), cells), batch_rows=MAX_ROWS)
+
+
+def hybrid_in_a_process(cells: int | None = None) -> Engine:
+    from paceline.engines.rpc.engine import RpcEngine
+
+    return RpcEngine(_exact_options(tiny("qwen35"), cells), batch_rows=MAX_ROWS)
+
+
+def failed_over(cells: int | None = None) -> Engine:
+    """llama.cpp in this process, after the one that had the model was lost."""
+    from paceline.engines.rpc.failover import FailoverEngine
+
+    first = in_a_process(cells)
+    engine = FailoverEngine(first, lambda: llama_cpp(cells))
+    first._process._lose_worker("a worker was lost")
+    with pytest.warns(ModelWarning, match="a worker was lost: going on with"):
+        engine.close_sequence(engine.open())
+    return engine
 
 
 @functools.cache
@@ -144,8 +170,8 @@ def torch_hf(cells: int | None = None) -> Engine:
     )
 
 
-WITH_TREES = [scripted, llama_cpp, streamed, torch_hf, windowed]
-BOUNDED = [scripted_hybrid, hybrid, hybrid_with_states, streamed_hybrid, convolved]
+WITH_TREES = [scripted, llama_cpp, in_a_process, failed_over, streamed, torch_hf, windowed]
+BOUNDED = [scripted_hybrid, hybrid, hybrid_in_a_process, hybrid_with_states, streamed_hybrid, convolved]
 """Those that step back over rows of their latest pass alone."""
 
 

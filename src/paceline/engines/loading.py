@@ -17,7 +17,14 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EmbeddingEngine, Engine, Pooling
 from paceline.engines.context_length import cell_bytes, choose_context_length
 from paceline.engines.exactness import check_exact
-from paceline.engines.options import ENGINE_NAMES, OUTPUT_STATE, ModelOptions, chosen_engine
+from paceline.engines.options import (
+    ENGINE_NAMES,
+    LOCAL,
+    OUTPUT_STATE,
+    ModelOptions,
+    chosen_engine,
+    has_quantized_cache,
+)
 from paceline.models.description import describe
 from paceline.models.gguf_checks import is_head_file
 from paceline.models.gguf_header import read_gguf_header
@@ -33,8 +40,10 @@ def open_engine(options: ModelOptions) -> Engine:
     Warns with ``ModelWarning`` where weights are more than what is free, and layers cannot be streamed.
     """
     name = chosen_engine(options)
+    if options.rpc and name != "llama_cpp":
+        raise CapabilityError(f"{name} puts no layers on other machines (`rpc`): give a GGUF file, or leave it out")
     if name == "llama_cpp":
-        engine = _open_llama_cpp(options)
+        engine = _open_over_rpc(options) if options.rpc else _open_llama_cpp(options)
         if options.exact:
             try:
                 check_exact(engine)
@@ -135,7 +144,7 @@ def memory_limit(options: ModelOptions) -> int | None:
 
     ``None`` is no limit, and no layers are streamed.
     """
-    if chosen_engine(options) != "llama_cpp":
+    if chosen_engine(options) != "llama_cpp" or options.rpc:
         return None
     from paceline.engines.llama_cpp.memory import memory_limit
 
@@ -148,7 +157,11 @@ def settle_context(options: ModelOptions) -> ModelOptions:
         return options
     from paceline.engines.llama_cpp.memory import settle_context
 
-    return settle_context(options)
+    if not options.rpc:
+        return settle_context(options)
+    from paceline.engines.rpc.workers import check_workers
+
+    return settle_context(options, sum(worker.free_bytes for worker in check_workers(options.rpc)))
 
 
 def foreseen_context_length(options: ModelOptions) -> int:
@@ -226,6 +239,22 @@ def reader_of(options: ModelOptions, *, is_streamed: bool) -> Callable[[int], En
 
 def _unknown_engine(name: str) -> InputError:
     return InputError(f"unknown engine {name}: choose one of {', '.join(ENGINE_NAMES)}")
+
+
+def _open_over_rpc(options: ModelOptions) -> Engine:
+    from paceline.engines.rpc.engine import RpcEngine
+    from paceline.engines.rpc.failover import FailoverEngine
+
+    if options.flash_attention is None:
+        # llama.cpp would fuse attention, as on a GPU, and texts were not those of this machine.
+        options = dataclasses.replace(options, flash_attention=has_quantized_cache(options))
+    engine = RpcEngine(options)
+    if not options.rpc_fallback:
+        return engine
+    elsewhere = () if options.rpc_fallback == LOCAL else options.rpc_fallback
+    # Devices of workers have names of their own.
+    fallback = dataclasses.replace(options, rpc=elsewhere, rpc_fallback=(), devices=(), stream=False)
+    return FailoverEngine(engine, lambda: open_engine(fallback))
 
 
 def _open_llama_cpp(options: ModelOptions) -> Engine:

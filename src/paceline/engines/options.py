@@ -78,6 +78,9 @@ def _parse_overrides(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(overrides)
 
 
+LOCAL: Final = ("local",)
+"""Stands for this machine among the fallbacks of lost workers."""
+
 OUTPUT_STATE: Final = -1
 """Stands among the numbers of layers for the output layer."""
 
@@ -96,6 +99,10 @@ class ModelOptions:
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
         devices: devices to use, by the engine's names; empty for all there are.
         override_tensors: (pattern, buffer type) pairs that place single tensors. Only ``llama_cpp``.
+        rpc: workers on other machines (``paceline rpc-worker``) to put layers on, each as ``"host:port"``. Only
+            ``llama_cpp``.
+        rpc_fallback: where to go on when a worker is lost: other workers, or ``("local",)`` for none; empty to end
+            with an error.
         threads: CPU threads for passes of one row; ``None`` for one a core, and fewer while others use the cores.
         threads_batch: CPU threads for wider passes; ``None`` for the same. Only ``llama_cpp``.
         flash_attention: whether attention is one fused kernel; ``None`` is llama.cpp's choice on devices, and on a CPU
@@ -177,6 +184,24 @@ class ModelOptions:
             "Place the target's tensors that match a pattern.",
             repeated=True,
             metavar="PATTERN=BUFFER[,...]",
+        ),
+    )
+    rpc: tuple[str, ...] = setting(
+        (),
+        Option("texts", separator=","),
+        _MODELS(
+            "--rpc",
+            "Put the target's layers on other machines, each of which runs paceline rpc-worker.",
+            metavar="HOST:PORT[,...]",
+        ),
+    )
+    rpc_fallback: tuple[str, ...] = setting(
+        (),
+        Option("texts", separator=","),
+        _MODELS(
+            "--rpc-fallback",
+            "Where answers go on when a worker is lost: local, or other workers. [dim]\\[nowhere: an error][/dim]",
+            metavar="local|HOST:PORT[,...]",
         ),
     )
     threads: int | None = setting(
@@ -292,6 +317,15 @@ class ModelOptions:
                     "`memory` is for weights that are streamed, and `stream=False` streams none: give one",
                     field="memory",
                 )
+        if self.rpc and self.memory is not None:
+            raise InputError(
+                "`memory` is for layers that are read on this machine, and `rpc` puts them on others: give one",
+                field="memory",
+            )
+        if self.rpc_fallback and not self.rpc:
+            raise InputError(
+                "`rpc_fallback` is for layers on other machines: give `rpc`, too, or leave it out", field="rpc_fallback"
+            )
         if self.draft_vocab not in DRAFT_VOCABS:
             there_are = ", ".join(DRAFT_VOCABS)
             raise InputError(f"unknown draft_vocab {self.draft_vocab!r}: choose from {there_are}", field="draft_vocab")
@@ -326,6 +360,8 @@ class DraftOptions:
             drafts are translated, and no more than it was made for.
         gpu_layers: layers to put on GPUs; -1 for all. Only ``llama_cpp``.
         devices: devices to use, by the engine's names; empty for all there are.
+        rpc: workers on other machines to put its layers on, as :attr:`ModelOptions.rpc`; empty for this machine,
+            wherever the target's are.
         threads: CPU threads for passes of one row; ``None`` as the target's. Only ``llama_cpp``.
         threads_batch: CPU threads for wider passes; ``None`` for ``threads``, or as the target's where that is not
             given either. Only ``llama_cpp``.
@@ -368,6 +404,11 @@ class DraftOptions:
         (),
         Option("texts", separator=","),
         _MODELS("-devd --device-draft --spec-draft-device", "Devices for the draft.", metavar="DEV[,...]"),
+    )
+    rpc: tuple[str, ...] = setting(
+        (),
+        Option("texts", called="`DraftOptions.rpc`", separator=","),
+        _MODELS("--rpc-draft", "Put the draft's layers on other machines, as --rpc.", metavar="HOST:PORT[,...]"),
     )
     threads: int | None = setting(
         None,
@@ -466,6 +507,8 @@ class DraftOptions:
             gpu_layers=self.gpu_layers,
             devices=self.devices,
             override_tensors=(),
+            rpc=self.rpc,
+            rpc_fallback=LOCAL if self.rpc else (),
             threads=target.threads if self.threads is None else self.threads,
             threads_batch=self.threads_batch if has_own_threads else target.threads_batch,
             cache_type_k=self.cache_type_k,

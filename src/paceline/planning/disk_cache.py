@@ -174,6 +174,7 @@ def _option_facts(options: ModelOptions) -> dict[str, Any]:
         # What a draft is worth depends on how it is taken.
         **({"draft_vocab": options.draft_vocab} if options.draft_vocab != "auto" else {}),
         **({"draft_map": list(options.draft_map)} if options.draft_map else {}),
+        **({"rpc": list(options.rpc)} if options.rpc else {}),
         "devices": list(options.devices),
         "gpu_layers": options.gpu_layers,
         "override_tensors": [list(pair) for pair in options.override_tensors],

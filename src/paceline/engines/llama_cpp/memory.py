@@ -49,10 +49,11 @@ def memory_limit(options: ModelOptions) -> int | None:
     return available - int(available * _LEFT_FREE) + memory.held_memory()
 
 
-def settle_context(options: ModelOptions) -> ModelOptions:
+def settle_context(options: ModelOptions, free_bytes: int | None = None) -> ModelOptions:
     """Return options with a length of the context: where none is asked for, all of its own that there is memory for.
 
-    Requests share it, and have room for :data:`DEFAULT_CONTEXT_LENGTH` tokens each at least.
+    Requests share it, and have room for :data:`DEFAULT_CONTEXT_LENGTH` tokens each at least. ``free_bytes`` are free
+    where the model will lie; ``None`` asks this machine.
     """
     if options.context_length is not None:
         return options
@@ -69,7 +70,11 @@ def settle_context(options: ModelOptions) -> ModelOptions:
         return requests * length if is_apart else max(length, requests * min(length, DEFAULT_CONTEXT_LENGTH))
 
     each_bytes = cell_bytes(about, options)
-    most_bytes = int(_memory_besides_weights(about, options) * _CONTEXT_SHARE)
+    if free_bytes is None:
+        besides_bytes = _memory_besides_weights(about, options)
+    else:
+        besides_bytes = max(free_bytes - about.num_bytes, 0)
+    most_bytes = int(besides_bytes * _CONTEXT_SHARE)
     most_cells = 0 if each_bytes is None else most_bytes // each_bytes
     length = fit_context_length(about.context_length, lambda length: count_cells(length) <= most_cells)
     cells = count_cells(length)
