@@ -116,9 +116,10 @@ def hybrid_in_a_process(cells: int | None = None) -> Engine:
 
 def failed_over(cells: int | None = None) -> Engine:
     """llama.cpp in this process, after the one that had the model was lost."""
+    from paceline.engines.rpc.engine import RpcEngine
     from paceline.engines.rpc.failover import FailoverEngine
 
-    first = in_a_process(cells)
+    first = RpcEngine(_exact_options(embedded_draft(), cells), batch_rows=MAX_ROWS)
     engine = FailoverEngine(first, lambda: llama_cpp(cells))
     first._process._lose_worker("a worker was lost")
     with pytest.warns(ModelWarning, match="a worker was lost: going on with"):

@@ -94,7 +94,6 @@ FOREIGN: Final[Mapping[str, ForeignFlag]] = {
     **_refused(1, "layers are dealt out whole", "-sm", "--split-mode", neutral=["layer"]),
     **_refused(1, "layers are dealt out by the room of each device", "-ts", "--tensor-split"),
     **_refused(1, "choose devices with -dev", "-mg", "--main-gpu", neutral=["0"]),
-    **_refused(1, "this server uses one machine", "--rpc"),
     # what the model is
     **_refused(1, _POSITIONS, "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx", neutral=["0"]),
     **_refused(1, _POSITIONS, "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast",

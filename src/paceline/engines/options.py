@@ -405,11 +405,6 @@ class DraftOptions:
         Option("texts", separator=","),
         _MODELS("-devd --device-draft --spec-draft-device", "Devices for the draft.", metavar="DEV[,...]"),
     )
-    rpc: tuple[str, ...] = setting(
-        (),
-        Option("texts", called="`DraftOptions.rpc`", separator=","),
-        _MODELS("--rpc-draft", "Put the draft's layers on other machines, as --rpc.", metavar="HOST:PORT[,...]"),
-    )
     threads: int | None = setting(
         None,
         Option("whole", optional=True),
@@ -462,6 +457,11 @@ class DraftOptions:
             repeated=True,
             metavar="DRAFT=TARGET",
         ),
+    )
+    rpc: tuple[str, ...] = setting(
+        (),
+        Option("texts", called="`DraftOptions.rpc`", separator=","),
+        _MODELS("--rpc-draft", "Put the draft's layers on other machines, as --rpc.", metavar="HOST:PORT[,...]"),
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from paceline.engines.base import COMMITTED_END, Engine, EngineCapabilities, For
 
 _T = TypeVar("_T")
 
+
 class FragileEngine(Engine, Protocol):
     """An engine that may be lost whole."""
 
@@ -142,14 +143,17 @@ class FailoverEngine:
     def restore(self, saved: SavedSequence) -> int:
         self._check_open()
         kept = saved.state
+        if not isinstance(kept, _Saved):
+            raise ValueError("this sequence was saved by another engine: feed its tokens")
+        known: _Saved = kept
 
         def restore(engine: Engine) -> int:
-            if not isinstance(kept, _Saved) or kept.engine is not engine:
+            if known.engine is not engine:
                 raise ValueError("this sequence was saved by another engine: feed its tokens")
-            return engine.restore(kept.saved)
+            return engine.restore(known.saved)
 
         handle = self._run(restore)
-        return self._add(_Sequence(handle, list(kept.token_ids)))
+        return self._add(_Sequence(handle, list(known.token_ids)))
 
     def close_sequence(self, sequence: int) -> None:
         held = self._get(sequence)

@@ -20,6 +20,7 @@ from paceline.core.errors import EngineError, PacelineError
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
 from paceline.engines.llama_cpp import LlamaCppEngine, rpc
 from paceline.engines.options import ModelOptions
+from paceline.engines.rpc.addresses import parse_address
 
 _STDIN: Final = 0
 """File descriptor of standard input."""
@@ -77,7 +78,7 @@ class _Host:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if options.rpc:
-                rpc.add_workers(options.rpc)
+                rpc.add_workers([str(parse_address(text)) for text in options.rpc])
             self._engine = LlamaCppEngine(dataclasses.replace(options, stream=False), batch_rows=batch_rows)
         capabilities = self._engine.capabilities
         shape = capabilities.max_outputs, self._engine.vocabulary.size
