@@ -286,7 +286,7 @@ def test_flags_are_of_one_option_each() -> None:
 def test_what_is_of_the_draft_model_can_be_refused_by_name() -> None:
     assert set(OF_THE_DRAFT_MODEL) == {
         *("draft_context_length", "draft_gpu_layers", "draft_devices", "draft_threads", "draft_threads_batch"),
-        *("draft_vocab", "draft_token_map", "draft_cache_type_k", "draft_cache_type_v"),
+        *("draft_vocab", "draft_token_map", "draft_cache_type_k", "draft_cache_type_v", "draft_rpc"),
     }
 
 

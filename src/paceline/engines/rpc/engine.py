@@ -54,7 +54,7 @@ run(int(sys.argv[1]), int(sys.argv[2]))
 _SILENCE_S: Final = 1.5
 """Seconds without a heartbeat after which a worker is given up."""
 _LOADING_SILENCE_S: Final = 30.0
-"""Likewise while weights are sent, which heartbeats queue up behind."""
+"""Seconds of silence that are allowed while weights are sent, which heartbeats queue up behind."""
 
 
 class RpcEngine:
