@@ -133,8 +133,8 @@ def test_what_others_ask_is_not_told() -> None:
             (found,) = running.get("/slots", headers=headers).json()
             return dict(found)
 
+        gate.let(4)  # a stream begins with its first token
         with running.web.stream("POST", url, json={**body, "ignore_eos": True}, headers=mine) as response:
-            gate.let(4)
             lines = response.iter_lines()
             answer_id = json.loads(next(lines).removeprefix("data: "))["id"]
             assert gate.waiting.wait(WAIT_S)

@@ -43,6 +43,8 @@ class EventStream(StreamingResponse):
     The status, and ``opening``, are sent with the first of them, or with the first ping. Until then an error gets a
     status of its own, and a gateway can still ask another server: a request that waits is not lost with this one.
 
+    With ``begins_at_once`` whoever listens is told at once that there is something to listen to.
+
     ``over`` is called once at the end, whichever it is: also where the client left before the first event was asked
     for, and a ``finally`` in ``content`` would never be reached. ``ping`` is sent where nothing else was for
     ``ping_s`` seconds, if that is above 0.
@@ -56,6 +58,7 @@ class EventStream(StreamingResponse):
         ping_s: float,
         ping: bytes,
         opening: bytes = b"",
+        begins_at_once: bool = False,
     ) -> None:
         super().__init__(content, headers=_HEADERS, media_type="text/event-stream")
         self._content = content
@@ -63,6 +66,7 @@ class EventStream(StreamingResponse):
         self._ping_s = ping_s
         self._ping = ping
         self._opening = opening
+        self._begins_at_once = begins_at_once
         self._sent_s = 0.0
         self._is_sending = False
         self._starting = asyncio.Lock()
@@ -88,6 +92,8 @@ class EventStream(StreamingResponse):
 
     async def _send_all(self, send: Send, pinging: asyncio.Task[None]) -> None:
         async with contextlib.aclosing(self._content) as content:
+            if self._begins_at_once:
+                await self._begin(send)
             async for events in content:
                 await self._send(send, {"type": "http.response.body", "body": events, "more_body": True})
         # A comment may wait for the client to read.
@@ -107,16 +113,19 @@ class EventStream(StreamingResponse):
             else:
                 await self._send(send, {"type": "http.response.body", "body": self._ping, "more_body": True})
 
+    async def _begin(self, send: Send) -> None:
+        async with self._starting:
+            if not self.has_begun:
+                status, headers = self.status_code, self.raw_headers
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                self.has_begun = True
+                if self._opening:
+                    await send({"type": "http.response.body", "body": self._opening, "more_body": True})
+
     async def _send(self, send: Send, message: Message) -> None:
         self._is_sending = True
         if not self.has_begun:
-            async with self._starting:
-                if not self.has_begun:
-                    status, headers = self.status_code, self.raw_headers
-                    await send({"type": "http.response.start", "status": status, "headers": headers})
-                    self.has_begun = True
-                    if self._opening:
-                        await send({"type": "http.response.body", "body": self._opening, "more_body": True})
+            await self._begin(send)
         await send(message)
         self._is_sending = False
         self._sent_s = asyncio.get_running_loop().time()

@@ -248,7 +248,7 @@ class RouterHandlers:
 
     async def events(self) -> Response:
         self._check()
-        return EventStream(self._events(), over=lambda: None, ping_s=_PING_S, ping=_PING)
+        return EventStream(self._events(), over=lambda: None, ping_s=_PING_S, ping=_PING, begins_at_once=True)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         with self._pool.listen() as queue:
