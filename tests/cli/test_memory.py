@@ -49,7 +49,7 @@ def test_what_memory_goes_to_is_said_once(invoke: Invoke, target: Path) -> None:
     assert outcome.out == plain.out
     assert outcome.err.startswith("20M of memory go to\n")
     for part in ("ring that the other layers go through", "text in the cache, and scratch", "Python"):
-        assert re.search(rf"^{part} +[\d.]+ MB$", outcome.err, re.M)
+        assert re.search(rf"^{part} +[\d.]+ [MG]B$", outcome.err, re.M)
     assert re.search(
         r"^every pass reads [\d.]+ MB, at [\d.]+ [MG]B/s: [\d.e-]+ s for a token without drafts$", outcome.err, re.M
     )

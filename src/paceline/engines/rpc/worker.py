@@ -305,7 +305,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(64)
     except OSError as error:
         listener.close()
-        raise InputError(f"cannot listen at {host}:{port} (--host, --port): {error.strerror or error}") from None
+        raise InputError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
     return listener
 
 
