@@ -9,17 +9,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from paceline.chat.assembler import AnswerEvent
 from paceline.core.request import SOURCE_TARGET
 from paceline.core.text import TextSegment
 from paceline.terminal_text import json_text, printable
+
+if TYPE_CHECKING:
+    from paceline.chat.assembler import AnswerEvent
 
 SOURCE_STYLES = {
     "draft": Style(color="green"),

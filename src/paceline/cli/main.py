@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
 
 import typer
+import typer.main
 
 from paceline import __version__
-from paceline.cli import (
-    bench,
-    chat,
-    compare,
-    convert,
-    demo,
-    distil,
-    doctor,
-    exits,
-    inflate,
-    models,
-    profile,
-    prune,
-    rpc_worker,
-    run,
-    serve,
-)
+from paceline.cli import exits
 from paceline.cli.commands import Command, Group
 from paceline.cli.display import prepare_streams
-from paceline.cli.options import in_flags
 from paceline.core.errors import InputError, ModelWarning, PacelineError
 from paceline.terminal_text import printable_line
 
@@ -47,9 +34,91 @@ paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hug
 """
 """Examples below the command's help."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a command is made.
+
+    Attributes:
+        module: its module, in this package.
+        function: its function there, or a group of commands.
+        kind: its class there, where that is another one.
+        context_settings: how its words are read.
+    """
+
+    module: str
+    function: str
+    kind: str | None = None
+    context_settings: Mapping[str, bool] = field(default_factory=dict)
+
+
+_COMMANDS: Final = {
+    # In the order in which one comes to need them.
+    "demo": _Source("demo", "demo"),
+    # It refuses further words itself, and says where a prompt goes.
+    "run": _Source("run", "run", context_settings={"allow_extra_args": True}),
+    "chat": _Source("chat", "chat"),
+    # Flags of llama-server that are no options of ours come as words, and are told apart by the command.
+    "serve": _Source("serve", "serve", "ServeCommand", {"allow_extra_args": True, "ignore_unknown_options": True}),
+    "rpc-worker": _Source("rpc_worker", "rpc_worker"),
+    "models": _Source("models", "app"),
+    "doctor": _Source("doctor", "doctor"),
+    "compare": _Source("compare", "compare"),
+    "distil": _Source("distil", "distil_command"),
+    "profile": _Source("profile", "profile_command"),
+    "bench": _Source("bench", "bench"),
+    "inflate": _Source("inflate", "inflate_command"),
+    "prune": _Source("prune", "prune"),
+    "convert": _Source("convert", "convert"),
+}
+
+
+class _Commands(UserDict[str, Any]):
+    """The subcommands by name, each made when it is asked for: to import them all takes a second or two."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(_COMMANDS))
+
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is None:
+            self.data[name] = _make_command(name, _COMMANDS[name])
+        return self.data[name]
+
+
+class _LazyGroup(Group):
+    """Knows the names of its commands from the start, and the commands when they are asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+def _make_command(name: str, source: _Source) -> Any:
+    """Return a subcommand whose help is its docstring, without the docstring's line breaks."""
+    module = importlib.import_module(f"paceline.cli.{source.module}")
+    function = getattr(module, source.function)
+    if isinstance(function, typer.Typer):
+        group = typer.main.get_command(function)
+        group.name = name
+        return group
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    alone.command(
+        name,
+        cls=Command if source.kind is None else getattr(module, source.kind),
+        epilog=module.EPILOG,
+        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
+        context_settings=dict(source.context_settings),
+    )(function)
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="paceline",
-    cls=Group,
+    cls=_LazyGroup,
     help="Speculative decoding one switches on and forgets: the same text as without speculation, faster.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -57,40 +126,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _add_command(
-    name: str,
-    function: Callable[..., None],
-    epilog: str,
-    *,
-    kind: type[Command] = Command,
-    **context_settings: bool,
-) -> None:
-    """Add a subcommand whose help is its docstring, without the docstring's line breaks."""
-    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, cls=kind, epilog=epilog, help=text, context_settings=context_settings)(function)
-
-
-# In the order in which one comes to need them.
-_add_command("demo", demo.demo, demo.EPILOG)
-_add_command("run", run.run, run.EPILOG, allow_extra_args=True)  # it refuses them itself, and says where a prompt goes
-_add_command("chat", chat.chat, chat.EPILOG)
-# Flags of llama-server that are no options of ours come as words, and are told apart by the command.
-_add_command(
-    "serve", serve.serve, serve.EPILOG, kind=serve.ServeCommand, allow_extra_args=True, ignore_unknown_options=True
-)
-_add_command("rpc-worker", rpc_worker.rpc_worker, rpc_worker.EPILOG)
-app.add_typer(models.app, name="models")
-_add_command("doctor", doctor.doctor, doctor.EPILOG)
-_add_command("compare", compare.compare, compare.EPILOG)
-_add_command("distil", distil.distil_command, distil.EPILOG)
-_add_command("profile", profile.profile_command, profile.EPILOG)
-_add_command("bench", bench.bench, bench.EPILOG)
-_add_command("inflate", inflate.inflate_command, inflate.EPILOG)
-_add_command("prune", prune.prune, prune.EPILOG)
-_add_command("convert", convert.convert, convert.EPILOG)
 
 
 def _print_version(wanted: bool) -> None:
@@ -151,7 +186,7 @@ def _warnings_in_one_line() -> Iterator[None]:
             otherwise(message, category, filename, lineno, file, line)
         elif str(message) not in shown:
             shown.add(str(message))
-            print(f"paceline: warning: {printable_line(in_flags(str(message)))}", file=sys.stderr)
+            print(f"paceline: warning: {_in_flags(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ModelWarning)
@@ -161,8 +196,15 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 def _fail(error: Exception, status: int) -> None:
     # Where standard error takes nothing, the status says what there is left to say.
-    print(f"paceline: {printable_line(in_flags(str(error)))}", file=sys.stderr)
+    print(f"paceline: {_in_flags(error)}", file=sys.stderr)
     sys.exit(status)
+
+
+def _in_flags(said: Exception | str) -> str:
+    # The table of all options, which few commands that end well have to read.
+    from paceline.cli.options import in_flags
+
+    return printable_line(in_flags(str(said)))
 
 
 if __name__ == "__main__":

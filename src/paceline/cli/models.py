@@ -59,7 +59,7 @@ def _complete_cached(incomplete: str) -> list[str]:
     return []
 
 
-app = typer.Typer(cls=Group, invoke_without_command=True, epilog=EPILOG)
+app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, epilog=EPILOG)
 
 
 @app.callback()
