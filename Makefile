@@ -7,6 +7,7 @@
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make test-gateway    tests of two servers behind a gateway (smg): downloads 50 MB the first time
+#   make test-ray        tests of the example for Ray Serve: downloads 150 MB the first time, and takes some minutes
 #   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
 #   make coverage    branches of the decoding core, drafters and planner that their tests reach: some minutes
 #   make bench       the measurements behind the figures in the documentation
@@ -49,6 +50,8 @@ PAGE := build/page
 
 GATEWAY := build/gateway
 
+RAY := build/ray
+
 # Tests of one file stay in one process, as they share models.
 WORKERS ?= 2
 
@@ -56,7 +59,7 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-ci test-all test-real test-page test-gateway lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
+.PHONY: demo test test-ci test-all test-real test-page test-gateway test-ray lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -129,6 +132,16 @@ $(GATEWAY)/.installed:
 	rm -rf $(GATEWAY)
 	$(PYTHON) -m venv $(GATEWAY)
 	$(GATEWAY)/bin/python -m pip --disable-pip-version-check install --quiet 'smg==1.13.0'
+	touch $@
+
+# Ray is no part of paceline's own environment either. What is served is what is installed in Ray's.
+test-ray: $(VENV)/.installed-dev $(RAY)/.installed
+	$(BIN)/python -m pytest tests/ray_serve --ray $(RAY)
+
+$(RAY)/.installed: $(WHEEL)/.built
+	rm -rf $(RAY)
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet "$$(echo $(WHEEL)/*.whl)[serve]" 'ray[serve]==2.60.0'
 	touch $@
 
 # Of the sources as they are: what is compiled cannot be watched. The table is in build/coverage too, as pages.

@@ -44,6 +44,7 @@ KINDS = {
         "surface/*",
         "page/*",
         "gateway/*",
+        "ray_serve/*",
         "parity/*",
         "agents/*",
         "real/*",
@@ -66,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--page", metavar="FOLDER", help="where make test-page unpacked what the tests of tests/page need")
     parser.addoption("--gateway", metavar="PROGRAM", help="the smg that make test-gateway installed")
+    parser.addoption("--ray", metavar="FOLDER", help="the environment with Ray that make test-ray installed")
     parser.addoption("--real", metavar="FOLDER", help="where make test-real unpacked what the tests of tests/real read")
 
 
@@ -123,9 +125,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs files that are downloaded, a browser or a gateway."""
+    """Leave out what needs files that are downloaded, a browser, a gateway or Ray."""
     here = Path(__file__).parent
-    needed = {here / "real": "--real", here / "page": "--page", here / "gateway": "--gateway"}.get(collection_path)
+    options = {"real": "--real", "page": "--page", "gateway": "--gateway", "ray_serve": "--ray"}
+    needed = {here / folder: option for folder, option in options.items()}.get(collection_path)
     return True if needed is not None and not config.getoption(needed) else None
 
 

@@ -36,7 +36,7 @@ def names_in(tree: ast.AST) -> Iterator[str]:
 
 def test_files_that_are_mentioned_are_there() -> None:
     files = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.py")]
-    for folder in ("src", "tests", "benchmarks", "docs", "training", "tools"):
+    for folder in ("src", "tests", "benchmarks", "docs", "examples", "training", "tools"):
         files += [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")]
     # What is dated says how things were.
     texts = [page for page in (ROOT / "docs").rglob("*.md") if "notes" not in page.parts]
