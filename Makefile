@@ -8,6 +8,8 @@
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make test-gateway    tests of two servers behind a gateway (smg): downloads 50 MB the first time
 #   make test-ray        tests of the example for Ray Serve: downloads 150 MB the first time, and takes some minutes
+#   make test-rpc    what every engine promises, over two workers in network namespaces 0, 10 and 40 ms away: needs root,
+#                    some ten minutes
 #   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
 #   make coverage    branches of the decoding core, drafters and planner that their tests reach: some minutes
 #   make bench       the measurements behind the figures in the documentation
@@ -59,7 +61,7 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-ci test-all test-real test-page test-gateway test-ray lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
+.PHONY: demo test test-ci test-all test-real test-page test-gateway test-ray test-rpc lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -143,6 +145,10 @@ $(RAY)/.installed: $(WHEEL)/.built
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python -m pip --disable-pip-version-check install --quiet "$$(echo $(WHEEL)/*.whl)[serve]" 'ray[serve]==2.60.0'
 	touch $@
+
+# Each distance has a run of its own, in processes of its own.
+test-rpc: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks rpc --parts contract,losses
 
 # Of the sources as they are: what is compiled cannot be watched. The table is in build/coverage too, as pages.
 coverage: $(VENV)/.installed-dev

@@ -30,6 +30,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "gpu": "benchmarks.gpu.command",
     # Needs root, and a disk whose reads can be bounded.
     "streamed-passes": "benchmarks.streamed.passes",
+    # Makes network namespaces, which takes root, unless it is told not to.
+    "rpc": "benchmarks.rpc.command",
     # Policies on what was recorded before.
     "record": "benchmarks.record",
     "replay": "benchmarks.replay",

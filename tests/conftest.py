@@ -69,6 +69,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gateway", metavar="PROGRAM", help="the smg that make test-gateway installed")
     parser.addoption("--ray", metavar="FOLDER", help="the environment with Ray that make test-ray installed")
     parser.addoption("--real", metavar="FOLDER", help="where make test-real unpacked what the tests of tests/real read")
+    parser.addoption(
+        "--rpc", metavar="HOST:PORT[,...]", help="workers to put layers on where an engine runs in a process of its own"
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")

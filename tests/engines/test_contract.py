@@ -87,7 +87,7 @@ def _exact_llama_cpp(
     return LlamaCppEngine(options, batch_rows=MAX_ROWS)
 
 
-def _exact_options(source: Path, cells: int | None) -> ModelOptions:
+def _exact_options(source: Path, cells: int | None, workers: tuple[str, ...] = ()) -> ModelOptions:
     # Nothing is rounded with F32 weights and cache: rows have to be equal.
     return ModelOptions(
         in_f32(source),
@@ -98,28 +98,30 @@ def _exact_options(source: Path, cells: int | None) -> ModelOptions:
         threads=1,
         cache_type_k="f32",
         cache_type_v="f32",
+        rpc=workers,
+        flash_attention=False if workers else None,  # as over RPC, where llama.cpp would fuse it as on a GPU
     )
 
 
-def in_a_process(cells: int | None = None) -> Engine:
+def in_a_process(cells: int | None = None, workers: tuple[str, ...] = ()) -> Engine:
     """llama.cpp in a process of its own, as it is where layers lie on other machines."""
     from paceline.engines.rpc.engine import RpcEngine
 
-    return RpcEngine(_exact_options(embedded_draft(), cells), batch_rows=MAX_ROWS)
+    return RpcEngine(_exact_options(embedded_draft(), cells, workers), batch_rows=MAX_ROWS)
 
 
-def hybrid_in_a_process(cells: int | None = None) -> Engine:
+def hybrid_in_a_process(cells: int | None = None, workers: tuple[str, ...] = ()) -> Engine:
     from paceline.engines.rpc.engine import RpcEngine
 
-    return RpcEngine(_exact_options(tiny("qwen35"), cells), batch_rows=MAX_ROWS)
+    return RpcEngine(_exact_options(tiny("qwen35"), cells, workers), batch_rows=MAX_ROWS)
 
 
-def failed_over(cells: int | None = None) -> Engine:
+def failed_over(cells: int | None = None, workers: tuple[str, ...] = ()) -> Engine:
     """llama.cpp in this process, after the one that had the model was lost."""
     from paceline.engines.rpc.engine import RpcEngine
     from paceline.engines.rpc.failover import FailoverEngine
 
-    first = RpcEngine(_exact_options(embedded_draft(), cells), batch_rows=MAX_ROWS)
+    first = RpcEngine(_exact_options(embedded_draft(), cells, workers), batch_rows=MAX_ROWS)
     engine = FailoverEngine(first, lambda: llama_cpp(cells))
     first._process._lose_worker("a worker was lost")
     with pytest.warns(ModelWarning, match="a worker was lost: going on with"):
@@ -174,6 +176,8 @@ def torch_hf(cells: int | None = None) -> Engine:
 WITH_TREES = [scripted, llama_cpp, in_a_process, failed_over, streamed, torch_hf, windowed]
 BOUNDED = [scripted_hybrid, hybrid, hybrid_in_a_process, hybrid_with_states, streamed_hybrid, convolved]
 """Those that step back over rows of their latest pass alone."""
+IN_A_PROCESS = [in_a_process, hybrid_in_a_process, failed_over]
+"""Those whose layers lie on the workers of ``--rpc`` where that is given."""
 
 
 def only(engines: Sequence[Callable[..., Engine]]) -> pytest.MarkDecorator:
@@ -184,7 +188,8 @@ def only(engines: Sequence[Callable[..., Engine]]) -> pytest.MarkDecorator:
 @pytest.fixture(params=[*WITH_TREES, *BOUNDED], ids=lambda make: make.__name__)
 def make_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
     make: Callable[..., Engine] = request.param
-    return make
+    workers = request.config.getoption("--rpc")
+    return functools.partial(make, workers=tuple(workers.split(","))) if workers and make in IN_A_PROCESS else make
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import socket
 from typing import Any
 
 import pytest
-from tests.engines.rpc.delay_proxy import DelayProxy
-from tests.engines.rpc.stub_worker import StubWorker
+from benchmarks.rpc.stand_ins import DelayProxy, StubWorker
 from tests.timing import WAIT_S
 
 from paceline.core.errors import CapabilityError, InputError
@@ -37,8 +36,8 @@ def test_says_what_a_worker_has() -> None:
 
 
 def test_measures_the_round_trip() -> None:
-    with StubWorker(status()) as worker, DelayProxy(int(worker.endpoint.partition(":")[2]), 0.02) as proxy:
-        (found,) = check_workers([f"127.0.0.1:{proxy.port}"])
+    with StubWorker(status()) as worker, DelayProxy(worker.endpoint, 0.02) as proxy:
+        (found,) = check_workers([proxy.endpoint])
     assert found.round_trip_s >= 0.04
 
 
