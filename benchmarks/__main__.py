@@ -26,6 +26,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     # May have a llama-server beside.
     "structured": "benchmarks.structured",
     "serving": "benchmarks.serving",
+    # Of servers that are there already.
+    "load": "benchmarks.load.command",
     # Makes what measures elsewhere.
     "gpu": "benchmarks.gpu.command",
     # Needs root, and a disk whose reads can be bounded.

@@ -44,7 +44,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import paceline
-from benchmarks.load import PERCENTILES, Load, load
+from benchmarks.load.asking import PERCENTILES
+from benchmarks.load.laps import Load, load
 from benchmarks.reporting import as_line, console, numbers, progress_bar, split, table
 from benchmarks.server import PACELINE, Server
 from paceline.core.errors import InputError

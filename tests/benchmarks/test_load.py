@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from benchmarks.load import Load, Reply, load, percentiles
+from benchmarks.load.asking import Reply, percentiles
+from benchmarks.load.laps import Load, load
 
 from paceline.core.errors import EngineError
 from tests.timing import WAIT_S
@@ -85,11 +86,9 @@ def test_a_refusal_is_an_error_with_the_servers_words() -> None:
 
 def test_speeds_are_of_all_clients_together() -> None:
     def reply(sent_s: float, *arrivals: tuple[float, int]) -> Reply:
-        last: dict[str, Any] = {
-            "tokens_predicted": sum(count for _, count in arrivals),
-            "speculative": {"rounds": 4, "off_rounds": {"prompts": 3}},
-        }
-        return Reply(sent_s, list(arrivals), "", last)
+        tokens = sum(count for _, count in arrivals)
+        last: dict[str, Any] = {"speculative": {"rounds": 4, "off_rounds": {"prompts": 3}}}
+        return Reply(sent_s, arrivals=list(arrivals), tokens=tokens, last=last)
 
     lap = Load([[reply(0.0, (1.0, 1), (2.0, 3))], [reply(0.0, (1.0, 1), (4.0, 2), (6.0, 2))]], wall_s=6.0, cpu_s=0.6)
 
