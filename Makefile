@@ -8,6 +8,7 @@
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make test-gateway    tests of two servers behind a gateway (smg): downloads 50 MB the first time
 #   make test-ray        tests of the example for Ray Serve: downloads 150 MB the first time, and takes some minutes
+#   make test-kubernetes tests that schemas accept deploy/kubernetes: needs kubectl, downloads 25 MB the first time
 #   make test-rpc    what every engine promises, over two workers in network namespaces 0, 10 and 40 ms away: needs root,
 #                    some ten minutes
 #   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
@@ -54,6 +55,8 @@ GATEWAY := build/gateway
 
 RAY := build/ray
 
+KUBERNETES := build/kubernetes
+
 # Tests of one file stay in one process, as they share models.
 WORKERS ?= 2
 
@@ -61,7 +64,7 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-ci test-all test-real test-page test-gateway test-ray test-rpc lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
+.PHONY: demo test test-ci test-all test-real test-page test-gateway test-ray test-rpc test-kubernetes lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -149,6 +152,16 @@ $(RAY)/.installed: $(WHEEL)/.built
 # Each distance has a run of its own, in processes of its own.
 test-rpc: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks rpc --parts contract,losses
+
+# The schemas are larger than all else that tests need.
+test-kubernetes: $(VENV)/.installed-dev $(KUBERNETES)/.installed
+	$(BIN)/python -m pytest tests/manifests --kubernetes $(KUBERNETES)/bin/kubernetes-validate
+
+$(KUBERNETES)/.installed:
+	rm -rf $(KUBERNETES)
+	$(PYTHON) -m venv $(KUBERNETES)
+	$(KUBERNETES)/bin/python -m pip --disable-pip-version-check install --quiet 'kubernetes-validate==1.37.0'
+	touch $@
 
 # Of the sources as they are: what is compiled cannot be watched. The table is in build/coverage too, as pages.
 coverage: $(VENV)/.installed-dev
