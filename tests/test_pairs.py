@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -28,9 +31,20 @@ from tests.tiers import some_long
 
 
 def gguf(path: Callable[[], Path], engine: EngineName) -> Engine:
-    if engine == "torch_hf":
-        pytest.importorskip("torch", reason="needs paceline[torch]")
-    return open_engine(ModelOptions(path(), engine=engine, context_length=512, threads=1, max_sequences=3))
+    options = ModelOptions(path(), engine=engine, context_length=512, threads=1, max_sequences=3)
+    if engine != "torch_hf":
+        return open_engine(options)
+    pytest.importorskip("torch", reason="needs paceline[torch]")
+    with patch("paceline.engines.torch_hf.engine.load_model", load_once):
+        return open_engine(options)
+
+
+@functools.cache
+def load_once(options: ModelOptions) -> Any:
+    """Return what transformers takes seconds to read of a file; engines change nothing of it."""
+    from paceline.engines.torch_hf.loading import load_model
+
+    return load_model(options)
 
 
 @pytest.mark.parametrize("temperature", some_long([0.0, 0.8], quick=[0.8]))

@@ -69,7 +69,7 @@ LOADS: Final = {
 @pytest.mark.parametrize(
     ("command", "columns"),
     some_long(
-        [*((command, 80) for command in LOADS), *((command, 120) for command in ("run", "chat", "demo", "bench"))],
+        [*((command, 80) for command in LOADS), *((command, 120) for command in ("run", "chat"))],
         quick=[("run", 80), ("chat", 120), ("demo", 80)],
     ),
 )
