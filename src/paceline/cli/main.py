@@ -67,6 +67,7 @@ _COMMANDS: Final = {
     "distil": _Source("distil", "distil_command"),
     "profile": _Source("profile", "profile_command"),
     "bench": _Source("bench", "bench"),
+    "plan": _Source("plan", "plan"),
     "inflate": _Source("inflate", "inflate_command"),
     "prune": _Source("prune", "prune"),
     "convert": _Source("convert", "convert"),

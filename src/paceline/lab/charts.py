@@ -87,6 +87,13 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
+def _steps(low: float, high: float, base: int, parts: Sequence[int] = (1,)) -> list[float]:
+    """Return the powers of a base within a range, and these times each of ``parts``."""
+    exponents = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
+    values = [part * float(base) ** exponent for exponent in exponents for part in parts]
+    return [value for value in values if low <= value <= high]
+
+
 # --- speeds in rows ---------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +235,7 @@ def draw_plot(
     unity: Sequence[tuple[float, float]] = (),
     shares: str = "",
     whole: bool = True,
+    logarithmic: bool = False,
     about: str,
 ) -> str:
     """Draw series between two axes.
@@ -239,21 +247,25 @@ def draw_plot(
         unity: a dotted line through these points.
         shares: the axes whose values are shares, ``"y"`` or ``"xy"``.
         whole: mark only whole values on the horizontal axis.
+        logarithmic: equal factors are equally far apart on both axes; the horizontal one marks powers of 2.
         about: says in words what is shown.
     """
     named = [each for each in series if each.name]
     top = _TOP if named else _TOP - 18
-    across, up = Scale(*x, _LEFT, _RIGHT), Scale(*y, _BOTTOM, top)
+    across, up = Scale(*x, _LEFT, _RIGHT, logarithmic), Scale(*y, _BOTTOM, top, logarithmic)
     parts = [label(0, 15, title, class_="plot-title"), label(0, top - 9, axes[1], class_="axis-label")]
     place = 0.0
     for each in named:
         parts += [draw_mark(each.kind, place + 5, 31), label(place + 14, 35, each.name, class_="tick")]
         place += 26 + _LETTER * len(each.name)
-    for value in (0, 0.25, 0.5, 0.75, 1.0) if "y" in shares else ticks(*y):
+    values_up, values_across = ticks(*y), ticks(math.ceil(x[0]) if whole else x[0], x[1], 6)
+    if logarithmic:
+        values_up, values_across = _steps(*y, 10, (1, 2, 5) if y[1] < 50 * y[0] else (1,)), _steps(*x, 2)
+    for value in (0, 0.25, 0.5, 0.75, 1.0) if "y" in shares else values_up:
         words = f"{value:.0%}" if "y" in shares else format_tick(value)
         parts.append(tag("line", x1=_LEFT, x2=_RIGHT, y1=up(value), y2=up(value), class_="grid"))
         parts.append(label(_LEFT - 6, up(value) + 4, words, class_="tick", text_anchor="end"))
-    for value in (0, 0.25, 0.5, 0.75, 1.0) if "x" in shares else ticks(math.ceil(x[0]) if whole else x[0], x[1], 6):
+    for value in (0, 0.25, 0.5, 0.75, 1.0) if "x" in shares else values_across:
         if not whole or value == int(value) or "x" in shares:
             words = f"{value:.0%}" if "x" in shares else format_tick(value)
             parts.append(label(across(value), _BOTTOM + 16, words, class_="tick", text_anchor="middle"))

@@ -384,7 +384,8 @@ class StepSeconds:
 
     def text_s(self, tokens: int, depth: int) -> float:
         """Return the seconds of all steps with an answer once it is written."""
-        place_s = (depth + 1) * (self.profile.draft_s() + _LEVEL_S) + _COMPARE_S + _COMPARE_ID_S * self.vocabulary_size
+        draft_s = self.profile.draft_s() if self.profile.draft is not None else 0.0
+        place_s = (depth + 1) * (draft_s + _LEVEL_S) + _COMPARE_S + _COMPARE_ID_S * self.vocabulary_size
         return tokens * place_s + self.replays_s(tokens)
 
     def after_answers_s(self, plan: Plan) -> float:

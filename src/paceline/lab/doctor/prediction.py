@@ -213,32 +213,33 @@ def calibrate_costs(
 
     The first two make the same passes as their replays, so what they took more is what a replay leaves out. So do the
     target's answers that were written just now: a machine whose speed varies is seen for longer. The task of the last
-    written answer is answered once more, as its prompt was read last; each answer has at most ``most_tokens``.
+    written answer is answered once more, as its prompt was read last; each answer has at most ``most_tokens``. Without
+    a draft model there is no second answer.
     """
     num_tokens = min(most_tokens, len(recordings[-1].token_ids))
     task = dataclasses.replace(written[-1].task, max_tokens=num_tokens)
     recording = _cut_recording(recordings[-1], num_tokens)
     fixed = FixedPolicy(min(_CALIBRATION_LENGTH, recording.depth), p_min=0.0)
+    names = ALL_DRAFTERS if engines.draft is not None else LOOKUPS
     plain = _answer(engines, (), NO_SPECULATION, task, temperature, stopped)
-    drafting = _answer(engines, (DRAFT,), fixed, task, temperature, stopped)
-    by_auto = _answer(engines, ALL_DRAFTERS, build_policy(AUTO, costs=profile), task, temperature, stopped)
+    drafting = None if engines.draft is None else _answer(engines, (DRAFT,), fixed, task, temperature, stopped)
+    by_auto = _answer(engines, names, build_policy(AUTO, costs=profile), task, temperature, stopped)
     assert plain.spent is not None
-    assert drafting.spent is not None
     just_now = [each for each in zip(recordings, written, strict=True) if each[1].passes_s is not None]
     replayed = [recording, *(of_answer for of_answer, _ in just_now)]
     counted = _CountingCosts(profile)
     replay(replayed, NO_SPECULATION, counted, drafters=[])
-    replay([recording], fixed, counted, drafters=[DRAFT])
+    took_s = plain.spent.verify_s * _steadiness(plain) + sum(each.passes_s or 0.0 for _, each in just_now)
+    more_s = 0.0
+    if drafting is not None:
+        assert drafting.spent is not None
+        replayed.append(recording)
+        replay([recording], fixed, counted, drafters=[DRAFT])
+        took_s += drafting.spent.verify_s * _steadiness(drafting)
+        more_s = drafting.spent.drafters_s * _steadiness(drafting) - counted.drafts_s
     # Prompts are read in the first round of each replay, and are no part of what was timed.
-    prompts_s = sum(profile.round_s(each.num_prompt) for each in (*replayed, recording))
-    took_s = (
-        plain.spent.verify_s * _steadiness(plain)
-        + drafting.spent.verify_s * _steadiness(drafting)
-        + sum(each.passes_s or 0.0 for _, each in just_now)
-    )
-    expected_s = counted.rounds_s - prompts_s
+    expected_s = counted.rounds_s - sum(profile.round_s(each.num_prompt) for each in replayed)
     factor = took_s / expected_s if expected_s > 0 else 1.0
-    more_s = drafting.spent.drafters_s * _steadiness(drafting) - counted.drafts_s
     return LiveCosts(
         profile,
         pass_factor=min(max(factor, 1 / _MAX_FACTOR), _MAX_FACTOR),

@@ -24,6 +24,7 @@ from paceline.core.tree import DraftTree
 from paceline.core.verify import CoupledVerifier, Proposal, RowLogits, Walk, follow
 from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EngineCapabilities, SavedSequence, Step
+from paceline.engines.cell_count import CellCount
 from paceline.engines.pending_tree import PendingTree
 from paceline.engines.state_track import MAX_STATES
 
@@ -103,6 +104,9 @@ class ReplayEngine:
     Args:
         max_depth: deepest tree of a round; ``None`` for no limit.
         states: ``[tokens, width]`` of the one text that it stands for; ``None`` where none were recorded.
+        max_sequences: requests that it holds at once.
+        max_rows: rows of a pass.
+        token_bytes: host memory of a token that is saved.
     """
 
     description = "replayed model"
@@ -115,13 +119,16 @@ class ReplayEngine:
         *,
         max_depth: int | None = None,
         states: FloatArray | None = None,
+        max_sequences: int = _NO_LIMIT,
+        max_rows: int = _NO_LIMIT,
+        token_bytes: int = 0,
     ) -> None:
         self.vocabulary = vocabulary
         self.capabilities = EngineCapabilities(
             context_length=_NO_LIMIT,
-            max_rows=_NO_LIMIT,
-            max_outputs=_NO_LIMIT,
-            max_sequences=_NO_LIMIT,
+            max_rows=max_rows,
+            max_outputs=max_rows,
+            max_sequences=max_sequences,
             cells=None,
             trees=True,
             # The loop drafts no deeper than can be taken back, which is how it hears what was recorded.
@@ -131,9 +138,10 @@ class ReplayEngine:
         self._cost = cost
         self._clock = clock
         self._states = states
+        self._token_bytes = token_bytes
         self._sequences: dict[int, _Cached] = {}
+        self._cells = CellCount()
         self._opened = 0
-        self._used = 0
 
     def states(self, sequence: int, start: int, stop: int) -> FloatArray:
         if self._states is None:
@@ -151,18 +159,16 @@ class ReplayEngine:
         return handle
 
     def forward(self, steps: Sequence[Step]) -> NoRows:
-        rows = 0
+        used, rows = self._count_used(), 0
         for step in steps:
             self._sequences[step.sequence].pending.append(step.parents)
             rows += len(step.token_ids)
-        self._clock.advance(self._cost(rows, self._used, len(steps)))
-        self._used += rows
+        self._clock.advance(self._cost(rows, used, len(steps)))
         return NoRows()
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         state = self._sequences[sequence]
         state.pending.check_path(path)
-        self._used -= len(state.pending) - len(path)
         state.committed += len(path)
         state.pending.clear()
 
@@ -170,28 +176,39 @@ class ReplayEngine:
         return self._sequences[sequence].committed
 
     def fork(self, sequence: int) -> int:
-        raise CapabilityError("a replayed sequence cannot be forked: replay its prompt")
+        handle, length = self.open(), self.length(sequence)
+        self._cells.fork(sequence, handle, length)
+        self._sequences[handle].committed = length
+        return handle
 
     def saved_bytes(self, sequence: int) -> int:
-        """Return 0: a recorded text takes none."""
-        return 0
+        return self.length(sequence) * self._token_bytes
 
     def save(self, sequence: int) -> SavedSequence:
-        raise CapabilityError("a replayed sequence cannot be saved: replay its prompt")
+        return SavedSequence(self.length(sequence), self.saved_bytes(sequence), 0, self)
 
     def restore(self, saved: SavedSequence) -> int:
-        raise CapabilityError("a replayed sequence cannot be restored: replay its prompt")
+        if saved.state is not self:
+            raise ValueError("another engine saved this sequence: restore it there")
+        handle = self.open()
+        self._sequences[handle].committed = saved.length
+        return handle
 
     def trim(self, sequence: int, length: int) -> None:
         state = self._sequences[sequence]
-        self._used -= state.committed - length + len(state.pending)
+        self._cells.trim(sequence, length)
         state.committed = length
         state.pending.clear()
 
     def close_sequence(self, sequence: int) -> None:
-        state = self._sequences.pop(sequence)
-        self._used -= state.committed + len(state.pending)
+        self._cells.close(sequence)
+        del self._sequences[sequence]
 
     def close(self) -> None:
         self._sequences.clear()
-        self._used = 0
+
+    def _count_used(self) -> int:
+        """Return the tokens in the cache; what sequences share counts once."""
+        states = self._sequences
+        committed = self._cells.used({handle: state.committed for handle, state in states.items()})
+        return committed + sum(len(state.pending) for state in states.values())

@@ -16,6 +16,7 @@ drafter, so catching up after a pause is charged as it is live.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from paceline.core.params import SamplingParams, StopRules
 from paceline.core.request import Request
 from paceline.drafters.base import Drafter
 from paceline.engines.scripted import ScriptedVocabulary
+from paceline.engines.sequence_pool import SequencePool
 from paceline.lab.replaying.models import ReplayEngine, TextVerifier
 from paceline.lab.replaying.recording import DrafterTrace, Recording
 from paceline.lab.replaying.replay_drafters import ReplayFreeDrafter, ReplayModelDrafter
@@ -136,27 +138,19 @@ def replay(
     engine = ReplayEngine(
         _Rounds(costs, factor, clock).seconds,
         clock,
-        ScriptedVocabulary([b""] * first.vocab_size, first.end_ids),
+        blank_vocabulary(first.vocab_size, first.end_ids),
         max_depth=first.depth,
     )
-    built: list[Drafter] = []
-    for name in names:
-        traces = [trace_named(recording, name) for recording in recordings]
-        if traces[0].is_model:
-            draft_engine = ReplayEngine(
-                lambda rows, context, requests: costs.draft_s(rows, context) * factor(clock.now_s()),
-                clock,
-                ScriptedVocabulary([b""] * first.vocab_size, traces[0].end_ids),
-            )
-            built.append(ReplayModelDrafter(draft_engine, traces, first.vocab_size))
-        else:
-            built.append(ReplayFreeDrafter(traces, clock, free_s))
+    texts = ReplayedTexts(recordings, names)
+    built = texts.drafters(costs, clock, factor, free_s)
     loop = DecodingLoop(engine, built, policy, clock=clock, prompt_rounds=math.inf)
     requests: list[Request] = []
     decode_s = 0.0
     while len(requests) < len(recordings) or loop.active:
         while len(requests) < len(recordings) and len(loop.active) < concurrent:
-            requests.append(_add(loop, recordings[len(requests)]))
+            recording = recordings[len(requests)]
+            requests.append(_add(loop, recording))
+            texts.give(requests[-1], recording)
         decoding = any(request.decoding for request in loop.active)
         before_s = clock.now_s()
         loop.step()
@@ -178,6 +172,64 @@ def replay(
         decode_s,
         clock.now_s() - started_s,
     )
+
+
+@functools.lru_cache(maxsize=4)
+def blank_vocabulary(size: int, end_ids: frozenset[int]) -> ScriptedVocabulary:
+    """Return tokens without text: nobody reads a replay's."""
+    return ScriptedVocabulary([b""] * size, end_ids)
+
+
+class ReplayedTexts:
+    """Which recording each request of a loop is to follow, for the drafters of that loop.
+
+    Args:
+        recordings: all that a request may follow, made with the same drafters.
+        names: of the drafters, in the order they are asked.
+    """
+
+    def __init__(self, recordings: Sequence[Recording], names: Sequence[str]) -> None:
+        self._first = recordings[0]
+        self._traces = {name: [trace_named(recording, name) for recording in recordings] for name in names}
+        self._by_request: dict[str, dict[int, DrafterTrace]] = {name: {} for name in names}
+
+    def give(self, request: Request, recording: Recording) -> None:
+        """Let a request, which no round was made of yet, follow a recording."""
+        for name, by_request in self._by_request.items():
+            by_request[request.id] = trace_named(recording, name)
+
+    def drafters(
+        self,
+        costs: RoundCosts,
+        clock: VirtualClock,
+        factor: Drift,
+        free_s: float = 0.0,
+        *,
+        keeps: bool = False,
+    ) -> list[Drafter]:
+        """Return the drafters.
+
+        Args:
+            costs: of the draft model's passes.
+            clock: moved by what they take.
+            factor: on ``costs``.
+            free_s: seconds of asking a drafter without a model, for each request.
+            keeps: whether the draft model's cache keeps what it read of requests that are over.
+        """
+        built: list[Drafter] = []
+        for name, traces in self._traces.items():
+            by_request = self._by_request[name]
+            if traces[0].is_model:
+                engine = ReplayEngine(
+                    lambda rows, context, requests: costs.draft_s(rows, context) * factor(clock.now_s()),
+                    clock,
+                    blank_vocabulary(self._first.vocab_size, traces[0].end_ids),
+                )
+                pool = SequencePool(engine) if keeps else None
+                built.append(ReplayModelDrafter(engine, traces, by_request, self._first.vocab_size, pool=pool))
+            else:
+                built.append(ReplayFreeDrafter(traces, by_request, clock, free_s))
+        return built
 
 
 class _Rounds:

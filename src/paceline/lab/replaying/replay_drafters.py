@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
@@ -11,6 +11,7 @@ from paceline.core.verify import Proposal
 from paceline.drafters.base import Commit, DraftJob
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engines.base import ForwardOutput
+from paceline.engines.sequence_pool import SequencePool
 from paceline.lab.replaying.models import ReplayEngine
 from paceline.lab.replaying.recording import Chain, DrafterTrace, read_evidence
 
@@ -20,26 +21,28 @@ class ReplayModelDrafter(DraftModelDrafter):
 
     Args:
         engine: charges for passes.
-        traces: one for each request, in the order they begin.
+        traces: of all texts.
+        by_request: which of them is a request's, by its id.
+        pool: gives out the engine's sequences, as a real one's.
     """
 
-    def __init__(self, engine: ReplayEngine, traces: Sequence[DrafterTrace], target_vocab_size: int) -> None:
-        super().__init__(engine, target_vocab_size=target_vocab_size)
+    def __init__(
+        self,
+        engine: ReplayEngine,
+        traces: Sequence[DrafterTrace],
+        by_request: Mapping[int, DrafterTrace],
+        target_vocab_size: int,
+        *,
+        pool: SequencePool | None = None,
+    ) -> None:
+        super().__init__(engine, target_vocab_size=target_vocab_size, pool=pool)
         self.name = traces[0].name
-        self._traces = _Traces(traces)
-
-    def begin(self, request: Request) -> None:
-        super().begin(request)
-        self._traces.begin(request)
-
-    def end(self, request: Request) -> None:
-        super().end(request)
-        self._traces.end(request)
+        self._by_request = by_request
 
     def _read(
         self, job: DraftJob, frontier: int, output: ForwardOutput, row: int
     ) -> tuple[list[Proposal], float | None]:
-        chain, depth = self._traces.chain(job.request), job.tree.depths[frontier]
+        chain, depth = _chain(self._by_request, job.request), job.tree.depths[frontier]
         if depth >= len(chain):
             return [], None
         level = chain[depth]
@@ -56,22 +59,29 @@ class ReplayFreeDrafter:
     """A drafter that proposes a trace's whole chain at once: without a model, or with one that needs no pass a level.
 
     Args:
-        traces: one for each request, in the order they begin.
+        traces: of all texts.
+        by_request: which of them is a request's, by its id.
         clock: moved by ``request_s``.
         request_s: seconds of asking it for one request.
     """
 
-    def __init__(self, traces: Sequence[DrafterTrace], clock: VirtualClock, request_s: float) -> None:
+    def __init__(
+        self,
+        traces: Sequence[DrafterTrace],
+        by_request: Mapping[int, DrafterTrace],
+        clock: VirtualClock,
+        request_s: float,
+    ) -> None:
         self.name = traces[0].name
         self.end_ids = traces[0].end_ids
         levels = (level for trace in traces for chain in trace.chains for level in chain)
         self.says_margins = any(level.margins[0] is not None for level in levels)
-        self._traces = _Traces(traces)
+        self._by_request = by_request
         self._clock = clock
         self._request_s = request_s
 
     def begin(self, request: Request) -> None:
-        self._traces.begin(request)
+        """Nothing is read."""
 
     def unread(self, request: Request) -> None:
         """There is no model."""
@@ -81,7 +91,7 @@ class ReplayFreeDrafter:
         for job in jobs:
             self._clock.advance(self._request_s)
             budget, node = job.budget, ROOT
-            for level in self._traces.chain(job.request)[: budget.max_depth]:
+            for level in _chain(self._by_request, job.request)[: budget.max_depth]:
                 if level.probability is not None and level.probability < budget.min_probability:
                     break
                 nodes = [
@@ -95,26 +105,11 @@ class ReplayFreeDrafter:
         """Nothing to do: traces are read by position."""
 
     def end(self, request: Request) -> None:
-        self._traces.end(request)
+        """Nothing to forget."""
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class _Traces:
-    """Which trace is whose."""
-
-    def __init__(self, traces: Sequence[DrafterTrace]) -> None:
-        self._traces = traces
-        self._begun = 0
-        self._by_request: dict[int, DrafterTrace] = {}
-
-    def begin(self, request: Request) -> None:
-        self._by_request[request.id] = self._traces[self._begun]
-        self._begun += 1
-
-    def chain(self, request: Request) -> Chain:
-        return self._by_request[request.id].chains[request.num_output - 1]
-
-    def end(self, request: Request) -> None:
-        del self._by_request[request.id]
+def _chain(by_request: Mapping[int, DrafterTrace], request: Request) -> Chain:
+    return by_request[request.id].chains[request.num_output - 1]
