@@ -136,7 +136,7 @@ def _print_contract(found: Sequence[Mapping[str, Any]]) -> None:
 
 def _print_passes(found: Mapping[str, Any]) -> None:
     console().print(found["engine"])
-    columns = ("pass, ms", "quartiles", "expected, ms", "ratio", "round trips")
+    columns = ("pass, ms", "quartiles", "expected, ms", "ratio", "of the least", "round trips")
     made = table("passes", "round trip, ms", "rows", *columns)
     for each in found["passes"]:
         low, median, high, expected = (1e3 * each[name] for name in ("low_s", "median_s", "high_s", "expected_s"))
@@ -148,6 +148,7 @@ def _print_passes(found: Mapping[str, Any]) -> None:
             f"{low:.1f} to {high:.1f}",
             f"{expected:.1f}",
             f"{each['ratio']:.3f}",
+            f"{each['least_ratio']:.3f}",
             "" if trips is None else f"{trips:.2f}",
         )
     console().print(made)
