@@ -37,6 +37,7 @@ from paceline.models.hub.reference import HubModel, HubOptions
 from paceline.models.registry import CACHE_VARIABLE
 from paceline.options import REQUEST_PARTS, GenerateOptions, read_options
 from paceline.planning.policies.fixed import FixedPolicy
+from paceline.planning.shared_cache import SHARED_VARIABLE
 from paceline.server_options import ServerOptions
 
 
@@ -283,14 +284,14 @@ def test_every_variable_is_of_one_field_and_none_of_them_is_taken() -> None:
     ]
     table = variables_of_the_table()
     assert len(table) == len(fields)
-    assert CACHE_VARIABLE not in table
+    assert not {CACHE_VARIABLE, SHARED_VARIABLE} & table.keys()
 
 
 def test_the_guide_lists_every_variable() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "environment.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(PACELINE_\w+)` \| (?:`([-\w]+)`)?", guide, re.MULTILINE)
     flags = {name: next(iter(field.flags), "").partition("/")[0] for name, field in variables_of_the_table().items()}
-    assert dict(rows) == flags | {CACHE_VARIABLE: ""}
+    assert dict(rows) == flags | {CACHE_VARIABLE: "", SHARED_VARIABLE: ""}
 
 
 class TestWhatOptionsAreCalled:

@@ -28,9 +28,13 @@ from paceline.machine import processor
 from paceline.models.files import OF_DAMAGED_ENTRIES, read_text
 from paceline.models.fingerprints import fingerprint
 from paceline.models.registry import models_folder
+from paceline.planning.shared_cache import fetch, put
 
 EntryKind: TypeAlias = Literal["profiles", "learned", "attention", "answers"]
 """What kind of entry, and the folder they lie in."""
+
+_SHARED: Final[tuple[EntryKind, ...]] = ("profiles", "learned", "attention")
+"""Kinds that other machines are given: figures. Answers are texts, and stay here."""
 
 _MAX_BYTES: Final = 64 << 20
 """Bytes of an entry that are read; the longest there are, of answers, take some MiB."""
@@ -96,20 +100,36 @@ def entry_path(kind: EntryKind, key: PairKey) -> Path:
 def load_entry(kind: EntryKind, key: PairKey, read: Callable[[Any], _T]) -> _T | None:
     """Return what is kept under ``key``; ``None`` if there is nothing that can be trusted.
 
+    Where nothing is kept on this machine, what others share is kept here from then on (``PACELINE_CACHE_SHARED``).
+
     Args:
         read: makes what is wanted of the plain data; raises ``InputError``, or whatever comes of data that are not as
             they should be.
     """
     try:
         path = entry_path(kind, key)
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        entry = json.loads(read_text(path), parse_float=_finite, parse_constant=_finite)
-        if entry["key"] != json.loads(_canonical(key.facts)):
-            return None
-        return read(entry["data"])
+        if path.stat().st_size <= _MAX_BYTES:
+            return read(_trusted(read_text(path), key))
     except (OSError, InputError, *OF_DAMAGED_ENTRIES):
+        pass
+    shared = fetch(f"{kind}/{key.name}", _MAX_BYTES) if kind in _SHARED else None
+    if shared is None:
         return None
+    try:
+        text = shared.decode()
+        found = read(_trusted(text, key))
+    except (InputError, *OF_DAMAGED_ENTRIES):
+        return None
+    _write(kind, key, text)
+    return found
+
+
+def _trusted(text: str, key: PairKey) -> Any:
+    """Return the data of an entry that is what was asked for."""
+    entry = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    if entry["key"] != json.loads(_canonical(key.facts)):
+        raise ValueError("this is an entry of something else")
+    return entry["data"]
 
 
 def _finite(spelling: str) -> float:
@@ -123,16 +143,25 @@ def _finite(spelling: str) -> float:
 def store_entry(kind: EntryKind, key: PairKey, data: dict[str, Any]) -> Path | None:
     """Keep an entry, in place of any that is there; return its path, or ``None`` if it cannot be written.
 
-    Processes that store at once do not disturb each other: the last one's entry stays, and each is whole.
+    Processes that store at once do not disturb each other: the last one's entry stays, and each is whole. Others are
+    given it too where ``PACELINE_CACHE_SHARED`` names a folder.
     """
+    try:
+        text = json.dumps({"key": key.facts, "data": data}, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    except ValueError:  # where a figure is infinite, it would not be read again
+        return None
+    if kind in _SHARED:
+        put(f"{kind}/{key.name}", text)
+    return _write(kind, key, text)
+
+
+def _write(kind: EntryKind, key: PairKey, text: str) -> Path | None:
     path = entry_path(kind, key)
-    entry = {"key": key.facts, "data": data}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as partial:
-            text = json.dumps(entry, ensure_ascii=False, indent=1, allow_nan=False)
-            partial.write_text(text + "\n", encoding="utf-8")
-    except (OSError, InputError, ValueError):  # where a figure is infinite, it would not be read again
+            partial.write_text(text, encoding="utf-8")
+    except (OSError, InputError, ValueError):  # a name that came as an option may not be one in Unicode
         return None
     return path
 
