@@ -129,7 +129,12 @@ def load(
         Asked(servers[number % len(servers)], {**APIS[api].asks(prompt, max_tokens), **also, "seed": seed + number}, at)
         for number, (prompt, at) in enumerate(zip(prompts, due_s, strict=True))
     ]
+    counts_at = servers[0] if tokenizer is None else _address(tokenizer)
     with progress_bar() as bar:
+        asking = _tokens(counts_at, bar.track(prompts, description="tokens"), key, name, is_chat=api == "chat")
+        tokens = asyncio.run(asking)
+        if tokens is None and tokenizer is not None:
+            raise InputError(f"--tokenizer {tokenizer}: no token comes from {counts_at}/tokenize")
         task = bar.add_task("answers", total=requests)
         lost = 0
 
@@ -140,11 +145,9 @@ def load(
 
         clients = None if rate is not None else concurrency
         wall_s = asyncio.run(ask_all(APIS[api], asked, clients=clients, silent_s=timeout, key=key, when_over=when_over))
-    whole = [prompt for prompt, each in zip(prompts, asked, strict=True) if not each.reply.errors]
-    counts_at = servers[0] if tokenizer is None else _address(tokenizer)
-    least = asyncio.run(_least(counts_at, whole, key, name, is_chat=api == "chat"))
-    if least is None and tokenizer is not None:
-        raise InputError(f"--tokenizer {tokenizer}: no token comes from {counts_at}/tokenize")
+    least = None
+    if tokens is not None:
+        least = least_read(of for of, each in zip(tokens, asked, strict=True) if not each.reply.errors)
     found = {
         "requests": requests,
         "concurrency": concurrency,
@@ -265,8 +268,10 @@ async def _model_name(server: str, key: str) -> str:
     return names[0]
 
 
-async def _least(server: str, prompts: Iterable[str], key: str, model: str, *, is_chat: bool) -> int | None:
-    """Return the least that can be read of prompts, by a server that turns texts into tokens; None where it does not.
+async def _tokens(
+    server: str, prompts: Iterable[str], key: str, model: str, *, is_chat: bool
+) -> list[list[int]] | None:
+    """Return prompts as tokens, by a server that turns texts into them; None where it does not.
 
     llama-server's requests and paceline's: ``/tokenize``, and ``/apply-template`` before it for chats.
     """
@@ -284,4 +289,4 @@ async def _least(server: str, prompts: Iterable[str], key: str, model: str, *, i
                 found.append([int(token) for token in said.raise_for_status().json()["tokens"]])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return None
-    return least_read(found)
+    return found

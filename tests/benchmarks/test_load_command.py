@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from benchmarks.__main__ import app
+from benchmarks.load.asking import APIS, Reply
 from benchmarks.load.traffic import Prompts, least_read, sending_times
 from hypothesis import given
 from hypothesis import strategies as st
@@ -223,6 +224,17 @@ def test_of_a_chat_it_is_text_that_counts() -> None:
     assert "of the least possible" not in shown
 
 
+def test_only_text_is_an_arrival() -> None:
+    deltas = [{"role": "assistant", "content": ""}, {"reasoning": "so"}, {"content": "a"}, {"content": "b"}, {}]
+    said = sse(*({"choices": [{"delta": delta}]} for delta in deltas), usage(10, 4, 3), b"[DONE]")
+    # The role comes at once, and the end with the last letter.
+    reply = Reply(sent_s=1.0, status=200, arrivals=[(2.0, 1), (3.0, 2), (5.0, 3), (6.0, 1)])
+    APIS["chat"].read(reply, said)
+    assert (reply.text, reply.tokens, reply.errors) == ("soab", 3, [])
+    assert reply.arrivals == [(3.0, 2), (5.0, 1)]
+    assert (reply.first_s, reply.gaps_s) == (2.0, [2.0])
+
+
 def test_llama_servers_own_streams_are_read() -> None:
     last = {"content": "", "stop": True, "tokens_predicted": 3, "timings": {"prompt_n": 6, "cache_n": 4}}
     said = sse(*({"content": text, "stop": False} for text in ("a", "", "b")), last)
@@ -295,7 +307,9 @@ def test_a_tokenizer_elsewhere_counts_the_least_or_is_an_error() -> None:
         assert found["all"]["prompt_tokens_least"] == least_read(
             [list(map(ord, prompt)) for prompt in Prompts(2, 1, 5, 2).texts()]
         )
+        before = len(gateway.asked)
         said = refused(gateway.url, *some, "--tokenizer", gateway.url)
+        assert len(gateway.asked) == before
         assert said == f"--tokenizer {gateway.url}: no token comes from {gateway.url}/tokenize"
 
 

@@ -24,10 +24,11 @@ import openai
 import psutil
 import pytest
 import yaml
+from benchmarks.load.asking import Reply
 
 import paceline
 from paceline.models.embedded import embedded_draft, embedded_target
-from tests.gateway.test_gateway import Answer, ask, ask_all, body, free_port
+from tests.gateway.test_gateway import body, free_port, replies_to
 from tests.serving.processes import UNMEASURED, poll
 from tests.timing import WAIT_S
 
@@ -159,18 +160,15 @@ def test_replicas_are_added_under_load_keep_prefixes_and_are_drained(deployed: D
     assert len(deployed.running()) == 1
     over = threading.Event()
 
-    async def load() -> list[Answer]:
+    async def load() -> list[Reply]:
         """Keep more requests under way than one replica is meant to have."""
-        answers: list[Answer] = []
-        number = 0
+        replies: list[Reply] = []
         while not over.is_set():
-            answers += await ask_all(
-                deployed.url, [body(n, max_tokens=64) for n in range(number, number + 16)], clients=16
-            )
-            number += 16
-        return answers
+            numbers = range(len(replies), len(replies) + 16)
+            replies += await replies_to(deployed.url, [body(number, max_tokens=64) for number in numbers])
+        return replies
 
-    found: list[Answer] = []
+    found: list[Reply] = []
     loading = threading.Thread(target=lambda: found.extend(asyncio.run(load())))
     loading.start()
     try:
@@ -179,7 +177,7 @@ def test_replicas_are_added_under_load_keep_prefixes_and_are_drained(deployed: D
         over.set()
         loading.join(WAIT_S)
     assert found
-    assert all(answer.is_whole for answer in found), [answer.error for answer in found]
+    assert [reply.errors for reply in found if reply.errors] == []
 
     # Ray tells who has two replicas in a while.
     of_prefix: dict[int, str] = {}
@@ -200,17 +198,15 @@ def test_replicas_are_added_under_load_keep_prefixes_and_are_drained(deployed: D
     one_of_each = {replica: number for number, replica in of_prefix.items()}
     bodies = [body(number, max_tokens=LONG) for number in one_of_each.values()]
 
-    async def outlast() -> list[Answer]:
-        async with httpx.AsyncClient(timeout=WAIT_S, trust_env=False) as web:
-            asking = [asyncio.create_task(ask(web, deployed.url, each)) for each in bodies]
-            while not any(replica["state"] == "STOPPING" for replica in deployed.replicas().values()):
-                assert not all(each.done() for each in asking), "the answers were over before Ray stopped a replica"
-                await asyncio.sleep(0.05)
-            assert not any(each.done() for each in asking)
-            return await asyncio.gather(*asking)
+    async def outlast() -> list[list[Reply]]:
+        asking = [asyncio.create_task(replies_to(deployed.url, [each])) for each in bodies]
+        while not any(replica["state"] == "STOPPING" for replica in deployed.replicas().values()):
+            assert not all(each.done() for each in asking), "the answers were over before Ray stopped a replica"
+            await asyncio.sleep(0.05)
+        assert not any(each.done() for each in asking)
+        return await asyncio.gather(*asking)
 
-    answers = asyncio.run(outlast())
-    assert all(answer.is_whole for answer in answers), [answer.error for answer in answers]
+    assert [reply.errors for (reply,) in asyncio.run(outlast())] == [[]] * len(bodies)
     poll(lambda: len(deployed.replicas()) == 1)
     assert deployed.ask(body(0, max_tokens=1))[0] in deployed.running()
 
