@@ -10,7 +10,7 @@
 #   make test-ray        tests of the example for Ray Serve: downloads 150 MB the first time, and takes some minutes
 #   make test-kubernetes tests that schemas accept deploy/kubernetes: needs kubectl, downloads 25 MB the first time
 #   make test-rpc    what every engine promises, over two workers in network namespaces 0, 10 and 40 ms away: needs root,
-#                    some ten minutes
+#                    half an hour
 #   make attack      attacks on a server and on all that reads and writes files, for two minutes, or for SECONDS=3600
 #   make coverage    branches of the decoding core, drafters and planner that their tests reach: some minutes
 #   make bench       the measurements behind the figures in the documentation

@@ -182,7 +182,7 @@ def _print_speed(found: Mapping[str, Any]) -> None:
 
 
 def _print_losses(found: Sequence[Mapping[str, Any]]) -> None:
-    made = table("losses", "loss", "fallback", "times", "seconds", "most", "texts equal", names=2)
+    made = table("losses", "loss", "fallback", "ends in", "times", "seconds", "most", "texts equal", names=3)
     by_case: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for each in found:
         by_case.setdefault((each["loss"], each["fallback"]), []).append(each)
@@ -190,7 +190,8 @@ def _print_losses(found: Sequence[Mapping[str, Any]]) -> None:
         seconds = [each["seconds"] for each in all_of]
         equal = [each["text_is_equal"] for each in all_of if each["text_is_equal"] is not None]
         figures = (f"{statistics.median(seconds):.2f}", f"{max(seconds):.2f}", f"{sum(equal)} of {len(equal)}")
-        made.add_row(*case, str(len(all_of)), *figures)
+        end = "error" if all_of[0]["error"] else "next token"
+        made.add_row(*case, end, str(len(all_of)), *figures)
     console().print(made)
     for (loss, fallback), (first, *_) in by_case.items():
         said = first["error"] or "; ".join(first["warnings"])
