@@ -34,6 +34,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "streamed-passes": "benchmarks.streamed.passes",
     # Makes network namespaces, which takes root, unless it is told not to.
     "rpc": "benchmarks.rpc.command",
+    # Starts servers itself, and takes a core for each.
+    "capacity": "benchmarks.capacity",
     # Policies on what was recorded before.
     "record": "benchmarks.record",
     "replay": "benchmarks.replay",

@@ -1,4 +1,4 @@
-"""Pages of bench, compare, doctor and profile in a browser: readable on a phone, whatever the names, in both themes."""
+"""Pages of reports in a browser: readable on a phone, whatever the names, in both themes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from paceline.lab.agreement import measure_agreement, measure_survival
 from paceline.lab.bench.report import build_report as bench_report
 from paceline.lab.bench.runner import Runner
 from paceline.lab.bench.settings import BenchSettings
+from paceline.lab.capacity.report import Targets
+from paceline.lab.capacity.report import build_report as plan_report
+from paceline.lab.capacity.traffic import Traffic
 from paceline.lab.disagreement.comparer import OwnAnswers, compare_models
 from paceline.lab.disagreement.report import build_report as compare_report
 from paceline.lab.doctor.candidates import Skipped
@@ -27,6 +30,7 @@ from paceline.lab.samples import heldout_samples
 from paceline.lab.vocabulary_fit import compare_vocabularies
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
+from tests.lab.capacity.scenes import found
 from tests.lab.doctor.scenes import KINDS, partly, predicted, recordings_of, written_by
 from tests.lab.scripted_pairs import bytes_vocabulary, engines, profile
 from tests.page.visiting import PHONE, WIDE, Theme, serious
@@ -101,7 +105,19 @@ def compared() -> Report:
     return compare_report(named[0], named[1], found, temperature=0.8, machine=MACHINE)
 
 
-@pytest.mark.parametrize("report", [bench, doctor, profiled, compared])
+def planned() -> Report:
+    return plan_report(
+        found(),
+        {"Poisson": Traffic(4.0)},
+        Targets(ttft_s=0.5, tpot_s=0.1),
+        names=[f"target: {LONG}", f"draft: {LONG}"],
+        slots=4,
+        machine=MACHINE,
+        left_out=["2 of 4 answers"],
+    )
+
+
+@pytest.mark.parametrize("report", [bench, doctor, profiled, compared, planned])
 def test_everybody_can_read_a_report(
     browser: Browser, axe: str, screenshots: Path, report: Callable[[], Report]
 ) -> None:

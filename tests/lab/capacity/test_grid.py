@@ -12,7 +12,7 @@ from paceline.lab.capacity.simulate import Outcome, ReplicaSettings
 from paceline.lab.capacity.traffic import Traffic
 from paceline.lab.comparison import Stopped
 from paceline.lab.report import render_page
-from tests.lab.capacity.scenes import RECORDINGS, costs, memory_bound
+from tests.lab.capacity.scenes import RECORDINGS, costs, found, memory_bound, outcome
 
 SETTINGS = ReplicaSettings(costs(memory_bound, sampling_s=1e-4), RECORDINGS, slots=2)
 POISSON = Traffic(4.0, requests=12, prompt_tokens=64, prefixes=2, prefix_tokens=48, answer_tokens=8)
@@ -48,23 +48,6 @@ def test_a_grid_can_be_stopped_within_a_simulation() -> None:
     with pytest.raises(Stopped):
         GRID.run(1, stopped=stopped, advance=lambda cell: pytest.fail("none was made"))
     assert asked == 6
-
-
-def outcome(replicas: int, ttft_s: float, *, busy: float = 0.5, tpot_s: float = 0.05, read: int = 50) -> Outcome:
-    return Outcome(replicas, [ttft_s], [tpot_s], [tpot_s], 100, 100, read, 10.0, busy)
-
-
-def found() -> dict[Cell, Outcome]:
-    cells = {}
-    for replicas in (1, 2, 4):
-        for affinity in (False, True) if replicas > 1 else (False,):
-            for speculative in (False, True):
-                # 2.4 s over the replicas, half of that with speculation, and three quarters with affinity.
-                ttft_s = 2.4 / replicas * (0.5 if speculative else 1.0) * (0.75 if affinity else 1.0)
-                cells[Cell("Poisson", replicas, speculative, affinity)] = outcome(
-                    replicas, ttft_s, read=20 if affinity else 80
-                )
-    return cells
 
 
 def test_advice_is_the_least_that_meets_the_targets() -> None:

@@ -9,9 +9,11 @@ import functools
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Final
 
+from paceline.core.errors import PacelineError
 from paceline.lab.capacity.measuring import ServedCosts
 from paceline.lab.capacity.simulate import Outcome, ReplicaSettings, simulate
 from paceline.lab.capacity.traffic import Arrival, Traffic, make_arrivals
@@ -70,12 +72,13 @@ class Grid:
         """Make all simulations.
 
         Args:
-            processes: 1 makes them in this one.
+            processes: how many make them; 1 makes them in this one.
             stopped: asked again and again whether the user wants no more.
             advance: told of each that is made.
 
         Raises:
             Stopped: the user wants no more.
+            PacelineError: a process was ended from outside.
         """
         found: dict[Cell, Outcome] = {}
         if processes == 1:
@@ -89,13 +92,12 @@ class Grid:
         stopping = context.Event()
         # The dear ones first, so that none is left for the end.
         cells = sorted(self.cells, key=lambda cell: (cell.speculative, cell.replicas), reverse=True)
-        with (
-            concurrent.futures.ProcessPoolExecutor(
-                min(processes, len(cells)), context, _start_process, (_Packed.of(self), stopping)
-            ) as pool,
-            _setting(stopping),
-        ):
-            waiting = {pool.submit(_run_here, cell): cell for cell in cells}
+        pool = concurrent.futures.ProcessPoolExecutor(
+            min(processes, len(cells)), context, _start_process, (_Packed.of(self), stopping)
+        )
+        try:
+            with _blocked_interrupts():
+                waiting = {pool.submit(_run_here, cell): cell for cell in cells}
             while waiting:
                 done, _ = concurrent.futures.wait(waiting, _POLL_S, concurrent.futures.FIRST_COMPLETED)
                 for future in done:
@@ -103,19 +105,31 @@ class Grid:
                     found[cell] = future.result()
                     advance(cell)
                 if stopped():
-                    pool.shutdown(wait=False, cancel_futures=True)
                     raise Stopped
+        except BrokenProcessPool:
+            raise PacelineError(
+                "a process that simulates was ended, as where memory is short: simulate fewer requests, or free some"
+            ) from None
+        finally:
+            stopping.set()
+            pool.shutdown(cancel_futures=True)
         return {cell: found[cell] for cell in self.cells}
 
 
 @contextlib.contextmanager
-def _setting(event: Any) -> Iterator[None]:
-    """Set an event where the block fails."""
+def _blocked_interrupts() -> Iterator[None]:
+    """Hold interrupts back, in processes that the block starts for as long as they live.
+
+    A terminal interrupts the processes of a command together; the one that asked says when these end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
-    except BaseException:
-        event.set()
-        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Run:
@@ -177,7 +191,7 @@ _here: list[_Run] = []
 
 
 def _start_process(packed: _Packed, stopping: Any) -> None:
-    # A terminal interrupts the processes of a command together, and the one that asked says when these end.
+    # Where they cannot be blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here.append(_Run(packed.unpack(), stopping.is_set))
 

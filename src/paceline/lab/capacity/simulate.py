@@ -89,6 +89,7 @@ class Outcome:
         prompt_tokens: that all prompts have.
         read_tokens: of all prompts, those that a replica read; it had the others in its cache.
         wall_s: seconds until the last token.
+        sent_to: replica that each request went to, from 0 on.
         busy: share of the time until the last request came for which a replica worked, on average.
     """
 
@@ -101,6 +102,7 @@ class Outcome:
     read_tokens: int
     wall_s: float
     busy: float
+    sent_to: Sequence[int] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -145,17 +147,18 @@ def simulate(
     """
     several = [Replica(settings, speculative=speculative, learned=learned) for _ in range(replicas)]
     gateway = Gateway(several, affinity=affinity, balance=balance, seed=seed)
+    sent = []
     for number, arrival in enumerate(arrivals):
-        gateway.send(arrival)
+        sent.append(gateway.send(arrival))
         advance((number + 1) / len(arrivals))
     last_s = arrivals[-1].at_s
     busy_s = sum(replica.busy_s - max(replica.now_s - last_s, 0.0) for replica in several)
     for replica in several:
         replica.finish()
-    answered = [each for replica in several for each in replica.answered]
-    assert len(answered) == len(arrivals)
+    requests = [request for _, request in sent]
     ttft_s, tpot_s, gaps_s = [], [], []
-    for arrival, request in answered:
+    for arrival, request in zip(arrivals, requests, strict=True):
+        assert request.num_output == len(arrival.recording.token_ids)
         came_s = request.stats.arrivals_s
         ttft_s.append(came_s[0] - arrival.at_s)
         if len(came_s) > 1:
@@ -166,25 +169,24 @@ def simulate(
         ttft_s,
         tpot_s,
         gaps_s,
-        answer_tokens=sum(request.num_output for _, request in answered),
-        prompt_tokens=sum(len(arrival.prompt_ids) for arrival in arrivals),
-        read_tokens=sum(len(arrival.prompt_ids) - request.stats.cached_tokens for arrival, request in answered),
-        wall_s=max(request.stats.arrivals_s[-1] for _, request in answered),
+        answer_tokens=sum(request.num_output for request in requests),
+        prompt_tokens=sum(request.num_prompt for request in requests),
+        read_tokens=sum(request.num_prompt - request.stats.cached_tokens for request in requests),
+        wall_s=max(request.stats.arrivals_s[-1] for request in requests),
         busy=busy_s / last_s / replicas,
+        sent_to=[index for index, _ in sent],
     )
 
 
 class Replica:
-    """One server: its queue, its cache of prefixes, its planner, and what it answered.
+    """One server: its queue, its cache of prefixes, its planner.
 
     Attributes:
-        answered: requests, those under way included.
         busy_s: seconds that it worked.
     """
 
     def __init__(self, settings: ReplicaSettings, *, speculative: bool, learned: Learned | None) -> None:
         costs, first = settings.costs, settings.recordings[0]
-        self.answered: list[tuple[Arrival, Request]] = []
         self.busy_s = 0.0
         self._clock = clock = VirtualClock()
         self._sampling_s = costs.sampling_s
@@ -226,8 +228,8 @@ class Replica:
         while self._loop.active and self.now_s < at_s:
             self._make_round()
 
-    def take(self, arrival: Arrival) -> None:
-        """Take a request, which comes when it is as late as :meth:`run_until` was told last."""
+    def take(self, arrival: Arrival) -> Request:
+        """Take a request, which comes when it is as late as :meth:`run_until` was told last, and return it."""
         self._clock.advance(max(arrival.at_s - self.now_s, 0.0))
         recording = arrival.recording
         request = self._loop.add(
@@ -240,7 +242,7 @@ class Replica:
         )
         self._texts.give(request, recording)
         self._open.append(request)
-        self.answered.append((arrival, request))
+        return request
 
     def finish(self) -> None:
         """Answer all that it has."""
@@ -286,8 +288,8 @@ class Gateway:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def send(self, arrival: Arrival) -> None:
-        """Let all replicas run until a request comes, and give it to one of them."""
+    def send(self, arrival: Arrival) -> tuple[int, Request]:
+        """Let all replicas run until a request comes, and give it to one of them; return which, and the request."""
         for replica in self.replicas:
             replica.run_until(arrival.at_s)
         counts = [replica.count(arrival.at_s) for replica in self.replicas]
@@ -300,4 +302,4 @@ class Gateway:
         fewest = min(counts[index] for index in among)
         chosen = self._random.choice([index for index in among if counts[index] == fewest])
         have.add(chosen)
-        self.replicas[chosen].take(arrival)
+        return chosen, self.replicas[chosen].take(arrival)
