@@ -6,9 +6,8 @@ answers have the lengths of the simulation's; what they say is the target's own 
 
 What limits the figures: replicas share this machine, which the plan's replicas do not. With ``-t 1`` and a core for
 each they disturb each other by their memory alone; the clients, and whatever else runs, take their share. The network
-and the gateway, which the plan leaves out, are not there either. HTTP is, which the plan leaves out, too. So each
-server is first asked for a few answers one after the other. By how much slower these are than simulated, all costs are
-scaled once more: what is left is whether queues, batches and caches are those of the simulation.
+and the gateway, which the plan leaves out, are not there either. HTTP is, which the plan leaves out, too. Where
+other work comes or goes between the measurement and the run, times are off by as much.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from benchmarks.reporting import JsonOption, console, table, write_figures
 from benchmarks.server import HOST, Server
 from paceline.core.errors import EngineError
 from paceline.engines.options import ModelOptions
-from paceline.lab.capacity.measuring import Measured, ServedCosts, measure
+from paceline.lab.capacity.measuring import Measured, measure
 from paceline.lab.capacity.simulate import Outcome, ReplicaSettings, percentiles, simulate
 from paceline.lab.capacity.traffic import Arrival, Traffic, make_arrivals
 from paceline.lab.samples import heldout_samples
@@ -49,8 +48,6 @@ python -m benchmarks capacity -m target-0.3b-q4_0 --rate 0.4 --requests 40 --jso
 
 _SLOTS: Final = 4
 _SEED: Final = 11
-_ALONE: Final = 4
-"""Answers that each server is asked for alone."""
 _CONTEXT: Final = 1024
 """Tokens of the context of a request."""
 
@@ -97,13 +94,6 @@ def capacity(
             # What the planner of a simulated replica has learned from.
             for recording, prompt_ids in zip(measured.recordings, texts.prompts, strict=True):
                 server.post("/completion", {"prompt": prompt_ids, "n_predict": len(recording.token_ids), "seed": 1})
-        alone = dataclasses.replace(loads[False], rate=1e-3, requests=_ALONE * replicas, seed=_SEED + 2)
-        quiet = texts.with_prompts(make_arrivals(alone, measured.recordings), alone)
-        order = [number % replicas for number in range(len(quiet))]
-        said = simulate(quiet, settings, 1, speculative=False, affinity=False, balance=_SLOTS)
-        seen = _ask(servers, quiet, order, speculative=False, clients=replicas)
-        slower = statistics.median(seen.tpot_s) / statistics.median(said.tpot_s)
-        settings = dataclasses.replace(settings, costs=_scaled(measured.costs, slower))
         for speculative, traffic in loads.items():
             arrivals = texts.with_prompts(make_arrivals(traffic, measured.recordings), traffic)
             expected = simulate(
@@ -126,17 +116,8 @@ def capacity(
             ratios = [real[each] / simulated[each] for each in simulated]
             made.add_row(name, "real / simulated", *(f"{ratio:.2f}" for ratio in ratios))
     console().print(made)
-    print(f"answers one at a time: {slower:.2f} of the simulated time, by which costs were scaled")
     costs = {name: getattr(measured.costs, name) for name in ("pass_factor", "round_own_s", "sampling_s", "prompt_s")}
-    write_figures("capacity", {**found, "slower": slower, "costs": costs}, json_file)
-
-
-def _scaled(costs: ServedCosts, factor: float) -> ServedCosts:
-    """Return costs of a machine on which all takes so many times as long."""
-    names = ("pass_factor", "level_s", "round_own_s", "drafting_own_s", "sampling_s")
-    widest_s = costs.profile.round_s(costs.profile.target.widest)
-    scaled = {name: factor * getattr(costs, name) for name in names}
-    return dataclasses.replace(costs, **scaled, prompt_s=widest_s + factor * (costs.prompt_s - widest_s))
+    write_figures("capacity", {**found, "costs": costs}, json_file)
 
 
 def _figures(outcome: Outcome) -> dict[str, float]:
@@ -207,9 +188,8 @@ def _ask(
     sent_to: Sequence[int],
     *,
     speculative: bool,
-    clients: int | None = None,
 ) -> Outcome:
-    """Ask real servers what was simulated, and return what came of it; ``clients`` ask one by one, at once."""
+    """Ask real servers what was simulated, and return what came of it."""
     asked = []
     for arrival, index in zip(arrivals, sent_to, strict=True):
         body: Mapping[str, Any] = {
@@ -221,8 +201,8 @@ def _ask(
             "speculate": speculative,
             "stream": True,
         }
-        asked.append(Asked(f"http://{HOST}:{servers[index].port}", body, 0.0 if clients else arrival.at_s))
-    wall_s = asyncio.run(ask_all(LLAMA, asked, clients=clients))
+        asked.append(Asked(f"http://{HOST}:{servers[index].port}", body, arrival.at_s))
+    wall_s = asyncio.run(ask_all(LLAMA, asked))
     replies: list[Reply] = [each.reply for each in asked]
     for reply in replies:
         if reply.errors:
