@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,26 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import exits
-from tests.cli.invoking import spawn
-
 QUICK = ("-t", "1", "-c", "512", "--budget-s", "5")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.mark.long
-def test_a_plan_has_its_tables_its_page_and_its_figures(tmp_path: Path, cache: str) -> None:
+def test_a_plan_has_its_tables_its_page_and_its_figures(tmp_path: Path) -> None:
     found = subprocess.run(
         [
             *(sys.executable, "-m", "paceline", "plan", *QUICK, "--users", "60", "--replicas", "2,1", "-n", "12"),
             *("--prompt-tokens", "64", "--prefixes", "2", "--requests", "6", "--target-ttft", "30"),
             *("--target-tpot", "30", f"--json={tmp_path / 'plan.json'}", "--html", str(tmp_path / "plan.html")),
         ],
-        env={**os.environ, "PACELINE_CACHE": cache},
+        env={**os.environ, "PACELINE_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=False,
@@ -58,24 +49,3 @@ def test_a_plan_has_its_tables_its_page_and_its_figures(tmp_path: Path, cache: s
     assert page.count("<svg") == 6
     for picture in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + picture.split("</svg>")[0] + "</svg>")
-
-
-@pytest.mark.long
-def test_an_interrupt_ends_a_plan_in_one_line(cache: str) -> None:
-    environment = {**os.environ, "PACELINE_CACHE": cache}
-    # A terminal interrupts all processes of a command at once.
-    plan = spawn(
-        *("plan", *QUICK, "--prompt-tokens", "64", "--requests", "2000", "--replicas", "1"),
-        env=environment,
-        start_new_session=True,
-    )
-    assert plan.stderr is not None
-    said = []
-    for line in plan.stderr:
-        said.append(line)
-        if line.startswith(b"simulating"):
-            break
-    os.killpg(plan.pid, signal.SIGINT)
-    _, rest = plan.communicate(timeout=60)
-    assert plan.returncode == exits.INTERRUPTED, said
-    assert rest == b"interrupted: what was measured is kept\n"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +17,7 @@ from paceline.lab.capacity.simulate import Outcome, ReplicaSettings
 from paceline.lab.capacity.traffic import Traffic
 from paceline.lab.comparison import Stopped
 from paceline.lab.report import render_page
+from tests.cli.invoking import heed_interrupts
 from tests.lab.capacity.scenes import RECORDINGS, costs, found, memory_bound, outcome
 
 SETTINGS = ReplicaSettings(costs(memory_bound, sampling_s=1e-4), RECORDINGS, slots=2)
@@ -35,6 +41,36 @@ def test_other_processes_find_the_same() -> None:
     assert sorted(map(repr, told[12:])) == sorted(map(repr, GRID.cells))
     with pytest.raises(Stopped):
         GRID.run(2, stopped=lambda: True, advance=told.append)
+
+
+@pytest.mark.long
+def test_an_interrupt_from_a_terminal_leaves_it_to_who_asked_to_end_the_processes() -> None:
+    """The signal comes to all processes of the group, those that are still starting included."""
+    asks = (
+        "import dataclasses, signal\n"
+        "from paceline.cli.interrupts import hold_interrupts\n"
+        "from tests.lab.capacity.test_grid import GRID, LOADS, Stopped\n"
+        "loads = {name: dataclasses.replace(load, requests=300) for name, load in LOADS.items()}\n"
+        "with hold_interrupts() as interrupted:\n"
+        "    print('begins', flush=True)\n"
+        "    try:\n"
+        "        dataclasses.replace(GRID, loads=loads).run(2, stopped=interrupted.is_set, advance=print)\n"
+        "    except Stopped:\n"
+        "        print('ended')\n"
+    )
+    asking = subprocess.Popen(
+        [sys.executable, "-c", asks],
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
+    )
+    assert asking.stdout is not None
+    assert asking.stdout.readline() == "begins\n"
+    os.killpg(asking.pid, signal.SIGINT)
+    assert asking.communicate(timeout=60) == ("ended\n", "")
 
 
 def test_a_grid_can_be_stopped_within_a_simulation() -> None:
