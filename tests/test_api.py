@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import paceline
 from paceline.chat.params import ChatParams
 from paceline.core.arrays import Float64Array
+from paceline.drafters.draft_model import ModelDrafter
 from paceline.engines.scripted import ScriptedEngine, ScriptedVocabulary, random_model
 from paceline.engines.sequence_pool import SequencePool
 from paceline.models.embedded import embedded_draft, embedded_target
@@ -275,11 +277,54 @@ def test_a_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
         {"drafters": ["oracle"]},
         {"target": paceline.ModelOptions(embedded_target()), "context_length": 5},
         {"target": paceline.ModelOptions(embedded_target()), "model_defaults": False},
+        {"target": paceline.ModelOptions(embedded_target()), "threads": 1},
         {"model_defaults": "no"},
+        {"threads": 0},
+        {"thread": 1},
+        {"dtype": "float33"},
     ]
     for options in refused:
         with pytest.raises(paceline.InputError):
             paceline.load(**options)
+
+
+def test_how_a_model_runs_is_said_by_name_and_its_draft_runs_alike() -> None:
+    with paceline.load(
+        embedded_target(), draft=embedded_draft(), context_length=256, max_sequences=2, threads=1, devices=["none"]
+    ) as model:
+        options = model.target_options
+        assert options is not None
+        assert (options.context_length, options.max_sequences, options.threads) == (256, 2, 1)
+        assert options.devices == ("none",)
+        (draft,) = [drafter for drafter in model.drafters if isinstance(drafter, ModelDrafter)]
+        assert "1 threads" in draft.engine.description
+    with pytest.raises(paceline.InputError, match=r"no option gpu_layer: did you mean gpu_layers\?") as refused:
+        paceline.load(gpu_layer=3)  # type: ignore[call-arg]
+    assert refused.value.field == "gpu_layer"
+
+
+def test_tokens_of_a_text_and_back() -> None:
+    with scripted_model() as model:
+        text = model.detokenize([3, 5])
+        assert text.encode() == b"".join(map(model.target.vocabulary.token_bytes, [3, 5]))
+        assert model.tokenize(text) == [3, 5]
+
+
+def test_what_one_holds_says_what_it_is_in_a_line() -> None:
+    with scripted_model() as model:
+        stream = model.stream([1, 2], max_tokens=5, ignore_end=True)
+        answer = stream.result()
+        for each, says in (
+            (model, "drafts by nothing>"),
+            (stream, "<Stream: 5 tokens, over>"),
+            (answer, ": 5 tokens; "),
+            (answer.stats, "<RequestStats: 5 tokens; "),
+        ):
+            assert says in repr(each)
+            assert len(repr(each)) < 200
+            assert "\n" not in repr(each)
+    assert repr(model).endswith(", closed>")
+    json.dumps(answer.stats.to_dict())
 
 
 def test_the_engine_holds_every_branch_the_policy_may_ask_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from paceline.core.params import (
     StopRules,
 )
 from paceline.core.reasoning import ReasoningBudget
-from paceline.engines.options import DraftOptions, ModelOptions
+from paceline.engines.options import DraftOptions, LoadOptions, ModelOptions
 from paceline.environment import Environment, ModelChoice, from_environment, variables_of_the_table
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
@@ -106,6 +107,19 @@ def test_type_checkers_know_the_options_that_there_are() -> None:
             # A text is read as tokens.
             accepted = str | accepted
         assert spelled[name] == accepted | None, name
+
+
+def test_type_checkers_know_what_load_takes_by_name() -> None:
+    spelled, fields = get_type_hints(LoadOptions), get_type_hints(ModelOptions)
+    assert spelled.keys() == {field.name for field in fields_of(ModelOptions)} - {"path"} | {"cells"}
+    for name, kind in spelled.items():
+        assert kind == (Sequence[str] if fields[name] == tuple[str, ...] else fields[name]) | None, name
+
+
+def test_what_a_call_may_set_is_in_its_docstring() -> None:
+    described = inspect.getdoc(paceline.Model.generate) or ""
+    for name in GenerateOptions.__annotations__:
+        assert re.search(rf"^    {name}: \S", described, re.MULTILINE), name
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ __all__ = [
     "GenerateOptions",
     "Generation",
     "InputError",
+    "LoadOptions",
     "LogprobParams",
     "Model",
     "ModelFileError",
@@ -133,7 +134,7 @@ if TYPE_CHECKING:
         SavedSequence,
         Step,
     )
-    from paceline.engines.options import DraftOptions, ModelOptions
+    from paceline.engines.options import DraftOptions, LoadOptions, ModelOptions
     from paceline.environment import Environment, from_environment
     from paceline.models.hub.fetch import from_hub
     from paceline.options import GenerateOptions
@@ -186,7 +187,7 @@ else:
             "SavedSequence",
             "Step",
         ),
-        "paceline.engines.options": ("DraftOptions", "ModelOptions"),
+        "paceline.engines.options": ("DraftOptions", "LoadOptions", "ModelOptions"),
         "paceline.environment": ("Environment", "from_environment"),
         "paceline.models.hub.fetch": ("from_hub",),
         "paceline.options": ("GenerateOptions",),

@@ -22,6 +22,7 @@ from paceline.constraints import ConstraintCompiler, Source
 from paceline.conversion.own_draft import OwnDraft
 from paceline.core.clock import Clock
 from paceline.core.constraint import Constraint
+from paceline.core.did_you_mean import no_such_option
 from paceline.core.errors import CapabilityError, ClosedError, ContextLengthError, InputError, blame
 from paceline.core.numbers import whole_number
 from paceline.core.params import MAX_TOKENS, VERIFIER_NAMES, StopRules, VerifierName
@@ -32,13 +33,14 @@ from paceline.drafters.lookup import PREDICTION
 from paceline.drafters.registry import build_drafters, check_drafter_names
 from paceline.engines.base import Engine, paced_draft
 from paceline.engines.memory import MemoryPlan
-from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, ModelOptions
+from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, LoadOptions, ModelOptions
 from paceline.engines.sequence_pool import SequencePool
 from paceline.model_pair import find_mtp, open_pair
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.registry import MTP_DRAFT, resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from paceline.options import GenerateOptions, RequestOptions, read_options
+from paceline.notebook import loading_report
+from paceline.options import GenerateOptions, RequestOptions, describe_options, read_options
 from paceline.planning.auto.learned import load_learned, store_learned
 from paceline.planning.base import Observer, Policy, RoundCosts
 from paceline.planning.costs.attention import MAX_S as ATTENTION_S
@@ -171,6 +173,28 @@ class Model:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        drafters = ", ".join(drafter.name for drafter in self.drafters) or "nothing"
+        return (
+            f"<Model {self.target.description}: context of {self.target.capabilities.context_length} tokens, drafts by "
+            f"{drafters}{', closed' if self._closed else ''}>"
+        )
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the tokens of a text, as :meth:`generate` reads it.
+
+        Args:
+            text: any text.
+            add_special: put the model's own special tokens at the start.
+            parse_special: take the spelling of a control token for that token; for text that is trusted.
+        """
+        return self.target.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without control tokens; bytes that are no UTF-8 become U+FFFD."""
+        token_bytes = self.target.vocabulary.token_bytes
+        return b"".join(map(token_bytes, token_ids)).decode("utf-8", "replace")
+
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Return the answer to a prompt: a text or token ids, ``[num_tokens]`` or ``[1, num_tokens]``, in any sequence.
 
@@ -181,9 +205,13 @@ class Model:
             ClosedError: the model is closed.
             BusyError: asked for from within a round, as by a drafter or a policy.
             CapabilityError: this process was forked from the one that loaded the model.
+
         """
         with self.stream(prompt, **options) as stream:
             return stream.result()
+
+    # With the options by their names, where an editor or a notebook shows it.
+    generate.__doc__ = f"{generate.__doc__}{describe_options()}"
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Stream:
         """Start an answer and return it for iteration. Raises as :meth:`generate` does."""
@@ -565,15 +593,15 @@ def load(
     drafters: Sequence[str] | None = None,
     policy: Policy | str | None = None,
     verify: VerifierName = "coupled",
-    context_length: int | None = None,
-    max_sequences: int | None = None,
-    model_defaults: bool | None = None,
     remember: bool = True,
     prompt_cache_mib: int = PROMPT_CACHE_MIB,
     max_waiting: int | None = None,
     report: Report | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Model:
     """Load a target, its draft model if any, and the drafters.
+
+    >>> model = paceline.load("target.gguf", draft="draft.gguf", context_length=8192, threads=8)
 
     Args:
         target: a GGUF file or Hugging Face folder, by path or by a name that ``paceline models`` lists; ``None`` for
@@ -582,8 +610,8 @@ def load(
             translated. ``"self"`` is the target itself, quantised smaller, which is made once and kept; ``"self:Q4_0"``
             and the like say how small. It is the default for a target whose layers are read while they are used
             (``ModelOptions.memory``), and is done without, with a warning, where it cannot be had.
-            :class:`DraftOptions` say how it runs otherwise than its target does; without a path they are of that
-            default.
+            It runs as its target does; :class:`DraftOptions` say how otherwise, and without a path they are of that
+            default. Its context is shorter where it was made for less.
         drafters: names from :data:`~paceline.drafters.registry.DRAFTER_NAMES` in the order they are asked; by default
             ``suffix``, and where there is a draft model ``lookup`` and then that. With a
             :class:`~paceline.planning.policies.fixed.FixedPolicy`, which cannot tell which of them pays, only the draft
@@ -592,13 +620,6 @@ def load(
             By default ``auto``, which plans by what passes cost on this machine. That is measured when a model is
             loaded for the first time, in at most ten seconds, and kept.
         verify: ``"coupled"`` or ``"rejection"``.
-        context_length: tokens of prompt and answer together, for models given by path or name; a draft model takes
-            less where it was made for less.
-        max_sequences: most answers that are written together, for models given by path or name; ``None`` is 1. Further
-            requests wait. Each takes the room of one context in the cache; where ``context_length`` is not given, they
-            share one, and have room for 4,096 tokens each at least.
-        model_defaults: whether what the target says about how it is to be sampled stands where a call does not say it,
-            for models given by path or name; ``None`` is ``True``.
         remember: start with what ``auto`` learned of these models on this machine before, and keep what it learns when
             the model is closed: how often drafts were right and what that was worth, nothing of any text.
         prompt_cache_mib: most host memory, in MiB, for what finished requests have read and said, so that requests that
@@ -606,7 +627,22 @@ def load(
             nothing is kept either.
         max_waiting: most requests of one client that wait for their start; ``None`` for any number.
         report: told the share done while the draft ``"self"`` is made, and then while costs are measured, in the
-            thread that loads; an error that it raises ends the load.
+            thread that loads; an error that it raises ends the load. In a notebook it is shown unless you say.
+        **options: how models given by path or name are run, by the fields of :class:`ModelOptions`. The likeliest:
+
+            ``context_length``
+                tokens of prompt and answer together.
+            ``max_sequences``
+                answers that are written together, 1 unless you say; further requests wait. Without ``context_length``
+                they share one context, and have room for 4,096 tokens each at least.
+            ``threads``, ``gpu_layers``, ``devices``
+                where it runs.
+            ``memory``
+                all that the process may hold, such as ``"12G"``.
+            ``cache_type_k``, ``cache_type_v``
+                types of the cache, such as ``"q8_0"``.
+            ``engine``, ``dtype``
+                ``"llama_cpp"`` or ``"torch_hf"``, and the weights' type under the latter.
 
     Models are loaded, measured and run in a thread of their own, while this one waits. An interrupt of the wait gives
     the load up: the thread closes what it opened, and ends.
@@ -640,12 +676,12 @@ def load(
         if draft is None and speculates and (drafters is None or "draft" in drafters):
             draft = embedded_draft()
     # Both are looked up before either is loaded, which may take long.
-    target_options = _options(target, context_length, max_sequences, model_defaults)
+    target_options = _target_options(target, options)
     target_options = dataclasses.replace(target_options, rollback=speculates)
     if draft is None and speculates and (drafters is None or "draft" in drafters):
         draft = DraftOptions()
-    draft_options = None if draft is None else _asked_draft(draft, target_options, context_length)
-    worker, loading = Worker(), _Loading(report)
+    draft_options = None if draft is None else _asked_draft(draft, target_options)
+    worker, loading = Worker(), _Loading(loading_report() if report is None else report)
 
     def load_here() -> Model:
         loading.loaded = _open(
@@ -778,29 +814,25 @@ def _open(
         raise
 
 
-def _asked_draft(
-    draft: str | Path | ModelOptions | DraftOptions, target: ModelOptions, context_length: int | None
-) -> ModelOptions | DraftOptions:
+def _asked_draft(draft: str | Path | ModelOptions | DraftOptions, target: ModelOptions) -> ModelOptions | DraftOptions:
     """Return how to run the draft model that :func:`load` was given; one of the target's own may have to be made."""
-    named = draft.path if isinstance(draft, (ModelOptions, DraftOptions)) else draft
+    if isinstance(draft, (str, Path)):
+        draft = DraftOptions(draft)
+    named = draft.path
     own = OwnDraft.parse(named)
     # What has none is refused before anything is loaded.
     if own is not None:
         own.of(Path(target.path))
     elif named == MTP_DRAFT:
         find_mtp(target)
+    if isinstance(draft, DraftOptions) and named is None:
+        return draft
     is_of_target = own is not None or named == MTP_DRAFT
-    if is_of_target and not isinstance(draft, (ModelOptions, DraftOptions)):
-        draft = DraftOptions(named)
-    path = named if is_of_target or named is None else resolve_model(named)
-    if isinstance(draft, DraftOptions):
-        return draft if path is None else dataclasses.replace(draft, path=path).beside(target)
-    assert path is not None
-    options = _options(draft, context_length, None, None, path=path)
+    assert named is not None
+    path = named if is_of_target else resolve_model(named)
     if isinstance(draft, ModelOptions):
-        return options
-    # The context is meant for the target; a draft made for less still drafts, from the end of the text.
-    return dataclasses.replace(options, context_may_shrink=True, max_sequences=target.max_sequences, stream=False)
+        return dataclasses.replace(draft, path=path)
+    return dataclasses.replace(draft, path=path).beside(target)
 
 
 def _keep_learned(key: PairKey, policy: Policy) -> None:
@@ -831,33 +863,17 @@ def _default_drafters(policy: Policy | str, speculates: bool, has_draft: bool) -
     return ["suffix", "lookup", "draft"] if has_draft else ["suffix"]
 
 
-def _options(
-    model: str | Path | ModelOptions,
-    context_length: int | None,
-    max_sequences: int | None,
-    model_defaults: bool | None,
-    *,
-    path: str | Path | None = None,
-) -> ModelOptions:
-    """Return how to run a model that :func:`load` was given; what is given twice is refused.
-
-    ``path`` is where it lies, or will; ``None`` looks it up.
-    """
-    path = resolve_model(model.path if isinstance(model, ModelOptions) else model) if path is None else path
-    if isinstance(model, ModelOptions):
-        for name, value in (
-            ("context_length", context_length),
-            ("max_sequences", max_sequences),
-            ("model_defaults", model_defaults),
-        ):
-            if value is not None:
-                raise InputError(
-                    f"{name} is for models given by path: set it in ModelOptions, or give the path", field=name
-                )
-        return dataclasses.replace(model, path=path)
-    return ModelOptions(
-        path,
-        context_length=context_length,
-        max_sequences=1 if max_sequences is None else max_sequences,
-        model_defaults=True if model_defaults is None else model_defaults,
-    )
+def _target_options(target: str | Path | ModelOptions, options: LoadOptions) -> ModelOptions:
+    """Return how to run the target that :func:`load` was given; what is given twice is refused."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in options:
+        if name not in LoadOptions.__annotations__:
+            known = sorted(LoadOptions.__annotations__)
+            raise InputError(no_such_option(name, known, "see the fields of ModelOptions"), field=name)
+    if isinstance(target, ModelOptions):
+        for name in given:
+            raise InputError(
+                f"{name} is for models given by path: set it in ModelOptions, or give the path", field=name
+            )
+        return dataclasses.replace(target, path=resolve_model(target.path))
+    return ModelOptions(resolve_model(target), **given)

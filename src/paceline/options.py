@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar
@@ -176,6 +178,14 @@ def read_options(
         make_part(LogprobParams, given),
         given.get("constraint"),
     )
+
+
+def describe_options() -> str:
+    """Return a section of a docstring with what a call may set, as the classes that it is of describe it."""
+    sections = ((inspect.getdoc(part) or "").partition("Attributes:\n")[2] for part in REQUEST_PARTS)
+    about = [textwrap.indent(inspect.cleandoc(" \n" + section).strip("\n"), "    ") for section in sections]
+    constraint = "    constraint: what the answer keeps to, such as :class:`~paceline.constraints.JsonSchema`."
+    return textwrap.indent("\n".join(["Keyword Args:", *about, constraint]), "        ").lstrip()
 
 
 def make_part(part: type[_T], given: Mapping[str, Any]) -> _T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import reprlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,16 @@ from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.core.request import Emission, FinishReason, Request
 from paceline.core.stats import RequestStats
 from paceline.core.text import TextSegment
+from paceline.notebook import answer_html
 from paceline.options import RequestOptions
 from paceline.runtime.loop_driver import LoopDriver, RequestHandle
 from paceline.runtime.output_queue import Ending, OutputRecord, ThreadOutputQueue
 from paceline.runtime.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """A finished answer.
+    """A finished answer. A notebook shows it with its tokens coloured by who drafted them.
 
     Attributes:
         text: the answer, without the prompt.
@@ -37,6 +39,7 @@ class Generation:
             :class:`SamplingParams`.
         logprobs: for each token its log-probability; empty where none are asked for.
         prompt_logprobs: for each token of the prompt but the first its log-probability; empty where none are asked for.
+        segments: the text in pieces, each with the drafter that it came from, or ``"target"``.
     """
 
     text: str
@@ -48,6 +51,7 @@ class Generation:
     model_defaults: Mapping[str, Any] = field(default_factory=dict)
     logprobs: Sequence[TokenLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprob] = ()
+    segments: Sequence[TextSegment] = ()
 
     @classmethod
     def of(
@@ -55,8 +59,9 @@ class Generation:
     ) -> Generation:
         """Return what rounds come to."""
         emissions = [emission for emission in rounds if emission is not None]
+        segments = tuple(segment for emission in emissions for segment in emission.segments)
         return cls(
-            text="".join(segment.text for emission in emissions for segment in emission.segments),
+            text="".join(segment.text for segment in segments),
             token_ids=[token_id for emission in emissions for token_id in emission.token_ids],
             sources=[source for emission in emissions for source in emission.sources],
             finish_reason=None if ending is None else ending.finish_reason,
@@ -66,7 +71,14 @@ class Generation:
             logprobs=tuple(logprob for emission in emissions for logprob in emission.logprobs),
             # Complete with the first emission.
             prompt_logprobs=tuple(emissions[0].request.prompt_logprobs) if emissions else (),
+            segments=segments,
         )
+
+    def __repr__(self) -> str:
+        return f"<Generation {reprlib.repr(self.text)}: {self.stats.summarize()}>"
+
+    def _repr_html_(self) -> str:
+        return answer_html(self.segments, self.stats.summarize())
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,10 @@ class BaseStream:
     def speculation(self) -> SpeculationParams:
         """How it is sped up."""
         return self._submission.options.speculation
+
+    def __repr__(self) -> str:
+        num_tokens = sum(len(emission.token_ids) for emission in self._outputs.rounds.copy() if emission)
+        return f"<{type(self).__name__}: {num_tokens} tokens, {'over' if self._outputs.is_over else 'being written'}>"
 
     def _record(self) -> tuple[Sequence[Emission | None], Ending | None, RequestStats]:
         """Return what became of the request; while it runs on the engine's thread, so that all is of one moment."""

@@ -83,7 +83,7 @@ def test_figures_come_under_the_names_of_a_format_in_milliseconds_where_these_sa
         "off": "off_rounds",
     }
 
-    assert stats.as_dict(names) == {
+    assert stats.to_dict(names) == {
         "prompt_ms": 2000.0,
         "seconds": 2.0,
         "draft_ms_by_source": {"suffix": 500.0},
@@ -91,4 +91,4 @@ def test_figures_come_under_the_names_of_a_format_in_milliseconds_where_these_sa
         "queue_ms": None,
         "off": {"prompts": 1},
     }
-    assert json.loads(json.dumps(stats.as_dict()))["prompt_ms"] == 2000.0
+    assert json.loads(json.dumps(stats.to_dict()))["prompt_ms"] == 2000.0

@@ -5,6 +5,7 @@ Nothing here imports asyncio, which takes a while.
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.async_streams import AsyncStream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Reply:
     """A finished answer to a conversation.
 
@@ -51,6 +52,13 @@ class Reply:
         """Calls of tools, in the form of OpenAI's API; none where it is not known how the model writes them."""
         calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls", ())
         return calls
+
+    def __repr__(self) -> str:
+        calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
+        return f"<Reply {reprlib.repr(self.text)}{calls}: {self.generation.stats.summarize()}>"
+
+    def _repr_html_(self) -> str:
+        return self.generation._repr_html_()
 
     @property
     def reasoning(self) -> str | None:

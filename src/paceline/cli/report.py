@@ -90,16 +90,7 @@ def generation_report(console: Console, model: Model, generation: Generation) ->
 def one_line_report(model: Model, generation: Generation) -> str:
     """Return what an answer of a chat took, and what speculation gained, as one line."""
     stats = generation.stats
-    parts = [f"{stats.predicted_tokens} tokens"]
-    if stats.predicted_per_second is not None:
-        parts.append(f"{stats.predicted_per_second:.1f} t/s")
-    if model.drafter_names and stats.predicted_tokens and not stats.num_drafted:
-        reason = stats.off_reason
-        parts.append("nothing was drafted" if reason is None else f"nothing was drafted: {OFF_REASONS[reason]}")
-    if stats.num_drafted:
-        parts.append(f"{stats.num_accepted} of {stats.num_drafted} drafts accepted")
-        if stats.gain is not None:
-            parts.append(f"about {stats.gain:.2f} times plain")
+    parts = [stats.summarize()]
     first = f"{'first' if stats.predicted_tokens else 'ended'} after {stats.prompt_s:.1f} s"
     if stats.cached_tokens:
         first += f", {stats.cached_tokens} of {stats.cached_tokens + stats.prompt_tokens} prompt tokens reused"
@@ -127,7 +118,7 @@ def generation_json(model: Model, generation: Generation) -> dict[str, Any]:
         "memory": None if model.memory_plan is None else memory_json(model.memory_plan),
         "planner": None if planned is None else planner_json(planned),
         "stats": {
-            **stats.as_dict(),
+            **stats.to_dict(),
             "inter_token_ms": {f"p{share:.0%}".rstrip("%"): percentile(gaps, share) * 1e3 for share in PERCENTILES}
             if gaps
             else None,

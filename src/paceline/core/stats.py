@@ -164,9 +164,9 @@ _NAMES: Final = {
 _getter = functools.cache(lambda figures: attrgetter(*figures))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RequestStats:
-    """Counts and times of one request: plain data, ``json.dumps(dataclasses.asdict(stats))`` writes it.
+    """Counts and times of one request: plain data, ``json.dumps(stats.to_dict())`` writes it.
 
     Several requests share a round's time: each is charged the whole round, since each waits for the whole of it.
     The same holds for every part of a round, such as the seconds of each drafter.
@@ -309,7 +309,7 @@ class RequestStats:
             return None
         return self.off_rounds.most_common(1)[0][0]
 
-    def as_dict(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def to_dict(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return figures as JSON has them; by default those of ``paceline run --json``, under its names.
 
         Args:
@@ -324,6 +324,22 @@ class RequestStats:
             elif "_ms" in name and value is not None:
                 found[name] = value * 1e3
         return found
+
+    def __repr__(self) -> str:
+        return f"<RequestStats: {self.summarize()}>"
+
+    def summarize(self) -> str:
+        """Return the tokens, their speed, and what drafts came to, in a few words."""
+        parts = [f"{self.predicted_tokens} tokens"]
+        if self.predicted_per_second is not None:
+            parts.append(f"{self.predicted_per_second:.1f} t/s")
+        if self.num_drafted:
+            parts.append(f"{self.num_accepted} of {self.num_drafted} drafts accepted")
+            if self.gain is not None:
+                parts.append(f"about {self.gain:.2f} times plain")
+        elif self.off_reason not in (None, "asked"):
+            parts.append(f"nothing was drafted: {OFF_REASONS[self.off_reason]}")
+        return "; ".join(parts)
 
     def inter_token_s(self) -> list[float]:
         """Return the gap before each token but the first, as a reader of the stream sees it, in seconds."""

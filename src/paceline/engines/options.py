@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, TypedDict, get_args
 
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, blame
 from paceline.core.fields import Flag, Option, described, same, setting, take_values
@@ -345,6 +345,31 @@ class ModelOptions:
                     "bf16 or f32",
                     field=name,
                 )
+
+
+class LoadOptions(TypedDict, total=False):
+    """Those of :class:`ModelOptions` that :func:`paceline.load` takes by name; ``None`` is the default."""
+
+    engine: EngineName | None
+    context_length: int | None
+    gpu_layers: int | None
+    devices: Sequence[str] | None
+    override_tensors: tuple[tuple[str, str], ...] | None
+    rpc: Sequence[str] | None
+    rpc_fallback: Sequence[str] | None
+    threads: int | None
+    threads_batch: int | None
+    flash_attention: bool | None
+    cache_type_k: CacheType | None
+    cache_type_v: CacheType | None
+    exact: bool | None
+    memory: int | str | None
+    stream: bool | None
+    max_sequences: int | None
+    cells: int | None
+    dtype: DType | None
+    model_defaults: bool | None
+    verbose: bool | None
 
 
 @dataclass(frozen=True, slots=True)

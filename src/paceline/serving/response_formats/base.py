@@ -302,8 +302,8 @@ def timings_of(stats: RequestStats) -> dict[str, Any]:
 
     The first token comes with the prompt, so speeds are over the tokens after it.
     """
-    known = {name: 0.0 if value is None else value for name, value in stats.as_dict(_TIMINGS).items()}
-    return known | stats.as_dict(_DRAFTS) if stats.num_drafted else known
+    known = {name: 0.0 if value is None else value for name, value in stats.to_dict(_TIMINGS).items()}
+    return known | stats.to_dict(_DRAFTS) if stats.num_drafted else known
 
 
 _SPECULATION: Final = {
@@ -338,7 +338,7 @@ def speculation_of(stats: RequestStats, asked: SpeculationParams, policy: str) -
             }
             for name in sorted({*stats.drafted_by_source, *stats.draft_s_by_source})
         },
-        **stats.as_dict(_SPECULATION),
+        **stats.to_dict(_SPECULATION),
         "off_reason_text": None if stats.off_reason is None else OFF_REASONS[stats.off_reason],
         "preemptions": stats.preemptions,
     }
@@ -364,5 +364,5 @@ _VLLM_DRAFTS: Final = {
 
 def metrics_of(stats: RequestStats) -> dict[str, Any]:
     """Return vLLM's ``metrics`` of a finished answer, which benchmarking clients read."""
-    drafts = stats.as_dict(_VLLM_DRAFTS) if stats.num_drafted else None
-    return {**stats.as_dict(_VLLM), "speculative_decoding": drafts}
+    drafts = stats.to_dict(_VLLM_DRAFTS) if stats.num_drafted else None
+    return {**stats.to_dict(_VLLM), "speculative_decoding": drafts}
