@@ -100,8 +100,8 @@ def test_places_tell_what_is_under_way() -> None:
         ]
         assert running.get("/slots?fail_on_no_slot=1").status_code == 200
         body = {"prompt": "secret", "n_predict": 9, "ignore_eos": True, "stream": True}
+        gate.let(4)  # a stream begins with its first token
         with running.web.stream("POST", f"{running.url}/completion", json=body) as response:
-            gate.let(4)
             lines = response.iter_lines()
             assert next(lines)
             assert gate.waiting.wait(WAIT_S)
@@ -156,8 +156,8 @@ def test_all_places_taken_is_status_503_where_that_is_asked() -> None:
     gate = Turnstile(writing_model())
     with hosted(lambda: scripted(target=gate, drafts=False, max_sequences=1)) as running:
         body = {"prompt": "a", "stream": True, "ignore_eos": True}
+        gate.let(4)  # a stream begins with its first token
         with running.web.stream("POST", f"{running.url}/completion", json=body) as response:
-            gate.let(4)
             lines = response.iter_lines()  # dropping it would close the stream
             assert next(lines)
             response_when_full = running.get("/slots?fail_on_no_slot=1")

@@ -75,6 +75,7 @@ def running_answer(
 ) -> Iterator[tuple[Turnstile, Iterator[str], Callable[[], dict[str, Any]]]]:
     """Yield what lets the rounds of an answer through, the lines of its stream, and what ends its reasoning."""
     gate = Turnstile(model)
+    gate.let(10)  # a stream begins with its first token
     body = {**BODY, **fields, "max_tokens": -1, "stream": True}
     with (
         hosted(lambda: scripted(THINKING, target=gate, drafts=False, context_length=10**6)) as server,
@@ -83,7 +84,6 @@ def running_answer(
         server.web.stream("POST", server.url + CHAT, json=body) as response,
     ):
         lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
-        gate.let(10)
         answer_id = json.loads(next(lines))["id"]
 
         def end_reasoning() -> dict[str, Any]:
