@@ -44,7 +44,7 @@ class ServerOptions:
     host: tuple[str, ...] = setting(
         ("127.0.0.1",),
         Option("texts", separator=","),
-        _SERVER("--host", "Addresses to listen on, with commas. [dim]\\[127.0.0.1][/dim]", metavar="HOST[,...]"),
+        _SERVER("--host", "Addresses to listen on, comma-separated. [dim]\\[127.0.0.1][/dim]", metavar="HOST[,...]"),
     )
     port: int = setting(
         8080,
@@ -54,48 +54,50 @@ class ServerOptions:
     prefix: str = setting(
         "",
         Option("other", variable="API_PREFIX"),
-        _SERVER("--api-prefix", "Path that stands before every route.", metavar="PATH"),
+        _SERVER("--api-prefix", "Path prefix of all routes.", metavar="PATH"),
     )
     alias: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),
         _SERVER(
             "-a --alias",
-            "Names of the model for clients, with commas. [dim]\\[that of its file][/dim]",
+            "Names of the model for clients, comma-separated. [dim]\\[that of its file][/dim]",
             metavar="NAME[,...]",
         ),
     )
     tags: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),
-        _SERVER("--tags", "Words about the model for clients, with commas.", metavar="TAG[,...]"),
+        _SERVER("--tags", "Tags of the model for clients, comma-separated.", metavar="TAG[,...]"),
     )
-    slots: bool = setting(True, Option("truth"), _SERVER("--slots/--no-slots", "Offer /slots."))
+    slots: bool = setting(True, Option("truth"), _SERVER("--slots/--no-slots", "Enable /slots."))
     slot_save_path: str | None = setting(
         None,
         Option("other", optional=True),
         _SERVER(
-            "--slot-save-path", "Folder for what clients save by /slots/0?action=save, and restore.", metavar="FOLDER"
+            "--slot-save-path",
+            "Folder in which clients save and restore slots by /slots/0?action=save.",
+            metavar="FOLDER",
         ),
     )
-    metrics: bool = setting(False, Option("truth"), _SERVER("--metrics", "Offer /metrics, in Prometheus' format."))
-    ui: bool = setting(True, Option("truth"), _SERVER("--ui/--no-ui --webui/--no-webui", "Show a page at /."))
+    metrics: bool = setting(False, Option("truth"), _SERVER("--metrics", "Enable /metrics, in Prometheus' format."))
+    ui: bool = setting(True, Option("truth"), _SERVER("--ui/--no-ui --webui/--no-webui", "Serve the web page at /."))
     api_key: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),
-        _ACCESS("--api-key", "Keys, one of which a request has to bring, with commas.", metavar="KEY[,...]"),
+        _ACCESS("--api-key", "API keys, comma-separated; a request has to bring one of them.", metavar="KEY[,...]"),
     )
     api_key_file: str | None = setting(
         None,
         Option("other", optional=True),
-        _ACCESS("--api-key-file", "A file with such keys, one a line.", metavar="FILE"),
+        _ACCESS("--api-key-file", "File with API keys, one per line.", metavar="FILE"),
     )
     cors_origins: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),
         _ACCESS(
             "--cors-origins",
-            "Web origins whose pages may ask, with commas; * is any, localhost is this machine's.",
+            "Web origins whose pages may call the server, comma-separated; * for any, localhost for this machine's.",
             metavar="ORIGIN[,...]",
         ),
     )
@@ -103,7 +105,9 @@ class ServerOptions:
         (),
         Option("texts", separator=","),
         _ACCESS(
-            "--allowed-hosts", "Further names under which clients know this server, with commas.", metavar="NAME[,...]"
+            "--allowed-hosts",
+            "Additional host names by which clients may reach the server, comma-separated.",
+            metavar="NAME[,...]",
         ),
     )
     ssl_key_file: str | None = setting(
@@ -115,69 +119,67 @@ class ServerOptions:
     infill_tokens: int = setting(
         2048,
         Option("whole", low=16),
-        _SERVER("--infill-tokens", "Most tokens around a gap that /infill has the model read."),
+        _SERVER("--infill-tokens", "Maximum tokens around a gap that /infill reads."),
     )
     spm_infill: bool = setting(
-        False, Option("truth"), _SERVER("--spm-infill", "Have /infill put what is behind a gap first.")
+        False, Option("truth"), _SERVER("--spm-infill", "Put the suffix before the prefix in prompts of /infill.")
     )
     embedding: bool = setting(
         False,
         Option("truth"),
-        _SERVER("--embedding --embeddings", "Turn texts into vectors, by a model that was made to write some, too."),
+        _SERVER("--embedding --embeddings", "Serve embeddings; models made to generate text can do it, too."),
     )
     reranking: bool = setting(
-        False, Option("truth"), _SERVER("--reranking --rerank", "Put documents in the order of what a query asks for.")
+        False,
+        Option("truth"),
+        _SERVER("--reranking --rerank", "Serve reranking: sort documents by how well they answer a query."),
     )
     pooling: Pooling | None = setting(
         None,
         Option("choice", optional=True, words=same(get_args(Pooling))),
-        _SERVER("--pooling", "How a text's vectors become one. [dim]\\[as the model was made][/dim]"),
+        _SERVER("--pooling", "How token vectors are combined into one. [dim]\\[as the model was made][/dim]"),
     )
     embd_normalize: int = setting(
         2,
         Option("whole", low=-1, high=MAX_NORM, way_out="-1 leaves vectors as they are"),
-        _SERVER("--embd-normalize", "Norm of vectors: -1 none, 0 largest number, 1 taxicab, 2 Euclidean."),
+        _SERVER("--embd-normalize", "Norm of embeddings: -1 none, 0 largest absolute number, 1 taxicab, 2 Euclidean."),
     )
     strict_fields: bool = setting(
         False,
         Option("truth"),
-        _LIMITS(
-            "--strict-fields", "Refuse requests with fields that nobody knows; else the answer's warnings name these."
-        ),
+        _LIMITS("--strict-fields", "Reject unknown fields; by default they are listed under `warnings`."),
     )
     kv_unified: bool | None = setting(
         None,
         Option("truth", optional=True),
         _LIMITS(
             "--kv-unified/--no-kv-unified -kvu/-no-kvu",
-            "Let each request have the whole of -c, in room that all share; else each has its part. "
-            "[dim]\\[on where -np is not given][/dim]",
+            "Share one cache of -c tokens among all requests; otherwise each has an equal part. [dim]\\[on"
+            " where -np is not given][/dim]",
         ),
     )
     max_waiting: int = setting(
         256,
         Option("whole", low=0),
-        _LIMITS("--max-waiting", "Requests that may wait for their start, for each API key."),
+        _LIMITS("--max-waiting", "Maximum queued requests of each API key."),
     )
-    max_choices: int = setting(16, Option("whole", low=1), _LIMITS("--max-n", "Answers that one request may ask for."))
-    max_stop: int = setting(64, Option("whole", low=0), _LIMITS("--max-stop", "Stop texts of one request."))
+    max_choices: int = setting(16, Option("whole", low=1), _LIMITS("--max-n", "Maximum answers of a request (n)."))
+    max_stop: int = setting(64, Option("whole", low=0), _LIMITS("--max-stop", "Maximum stop texts of a request."))
     max_answer_logprobs: int = setting(
         6_000_000,
         Option("whole", low=1),
-        _LIMITS("--max-answer-logprobs", "Log-probabilities that the answers of one request may come to."),
+        _LIMITS("--max-answer-logprobs", "Maximum log-probabilities in the answers of a request."),
     )
-    max_body: int = setting(16, Option("whole", low=1), _LIMITS("--max-body", "Size of a request, in MiB."))
+    max_body: int = setting(16, Option("whole", low=1), _LIMITS("--max-body", "Maximum size of a request, in MiB."))
     request_s: float = setting(
         0.0,
         Option("real", low=0.0, way_out="0 is no limit"),
-        _LIMITS("--max-seconds", "Seconds after which an answer ends where it is; 0 is no limit."),
+        _LIMITS("--max-seconds", "Time limit of an answer, in seconds; 0 for none."),
     )
     read_s: float = setting(
         600.0,
         Option("real", low=0.0, low_excluded=True),
-        _LIMITS(
-            "--timeout -to", "Seconds in which a request has to arrive, and a reader has to take what was written."
-        ),
+        _LIMITS("--timeout -to", "Seconds in which a request has to arrive, and a client has to read what was sent."),
     )
     grace_s: float = setting(
         10.0,
@@ -187,14 +189,14 @@ class ServerOptions:
     prompt_cache_mib: int = setting(
         512,
         Option("whole", low=0, way_out="0 keeps nothing"),
-        _LIMITS("--cache-ram -cram", "Host memory for what was read and said, in MiB; 0 keeps nothing."),
+        _LIMITS("--cache-ram -cram", "Host memory for the prompt cache, in MiB; 0 turns it off."),
     )
     sleep_idle_s: float = setting(
         -1.0,
         Option("real", low=-1.0, way_out="-1 is never"),
         _LIMITS(
             "--sleep-idle-seconds",
-            "Seconds without a request after which the model is freed until the next one; -1 is never.",
+            "Unload the model after this many seconds without a request; -1 for never.",
         ),
     )
     models_dir: str | None = setting(
@@ -205,19 +207,19 @@ class ServerOptions:
     models_preset: str | None = setting(
         None,
         Option("other", optional=True),
-        _SEVERAL("--models-preset", "INI file with such models, and options of each.", metavar="FILE"),
+        _SEVERAL("--models-preset", "INI file of models, with options for each.", metavar="FILE"),
     )
     models_max: int = setting(
         4,
         Option("whole", low=0, way_out="0 is no limit"),
-        _SEVERAL("--models-max", "Models that are loaded at once; 0 is no limit."),
+        _SEVERAL("--models-max", "Maximum number of models loaded at once; 0 for no limit."),
     )
     models_memory: int | str | None = setting(
         None,
         Option("other", optional=True),
         _SEVERAL(
             "--models-memory",
-            "Memory of all models together, such as 12G. [dim]\\[what is free][/dim]",
+            "Memory limit of all models together, such as 12G. [dim]\\[what is free][/dim]",
             metavar="SIZE",
         ),
     )
@@ -226,15 +228,13 @@ class ServerOptions:
         Option("truth"),
         _SEVERAL(
             "--models-autoload/--no-models-autoload",
-            "Load the model that a request names; else POST /models/load does.",
+            "Load the model that a request names; otherwise POST /models/load does.",
         ),
     )
     models_wait_s: float = setting(
         30.0,
         Option("real", low=0.0),
-        _SEVERAL(
-            "--models-wait", "Seconds for which a model in use may keep waiting what asks for one that has no room."
-        ),
+        _SEVERAL("--models-wait", "Seconds that a request for another model may wait until a busy one makes room."),
     )
 
     def __post_init__(self) -> None:

@@ -66,35 +66,37 @@ class ChatParams:
         Option("other", optional=True, variable="CHAT_TEMPLATE"),
         _CHAT(
             "--chat-template",
-            f"A chat template to use instead of the model's own: its text, or {', '.join(KNOWN_TEMPLATES)}.",
+            f"Chat template to use instead of the model's own: its text, or {', '.join(KNOWN_TEMPLATES)}.",
             metavar="NAME|TEXT",
         ),
     )
     template_file: str | Path | None = setting(
         None,
         Option("other", variable="CHAT_TEMPLATE_FILE"),
-        _CHAT("--chat-template-file", "A chat template to use instead of the model's own.", metavar="FILE"),
+        _CHAT("--chat-template-file", "File with the chat template to use instead of the model's own.", metavar="FILE"),
     )
     template_variables: Mapping[str, Any] = field(
         default_factory=dict,
         metadata=described(
             Option("other", parse=_parse_variables, variable="CHAT_TEMPLATE_KWARGS", json=("chat_template_kwargs",)),
             _CHAT(
-                "--chat-template-kwargs", "Further variables of the chat template, as a JSON object.", metavar="JSON"
+                "--chat-template-kwargs",
+                "Additional variables for the chat template, as a JSON object.",
+                metavar="JSON",
             ),
         ),
     )
     reasoning: Reasoning = setting(
         "auto",
         Option("choice", words=same(("on", "off", "auto"))),
-        _CHAT("--reasoning -rea", "Whether to reason before the answer; auto leaves it to the template."),
+        _CHAT("--reasoning -rea", "Whether to reason before the answer; auto leaves it to the chat template."),
     )
     reasoning_effort: str | None = setting(
         None,
         Option("other", optional=True),
         _CHAT(
             "--reasoning-effort",
-            "How much to reason, in a word that the template knows, such as low or high.",
+            "Reasoning effort, in a word the chat template knows, such as low or high.",
             metavar="LEVEL",
         ),
     )
@@ -103,24 +105,24 @@ class ChatParams:
         Option(
             "whole", called="reasoning budget", low=UNLIMITED, way_out="-1 is no limit and 0 ends reasoning at once"
         ),
-        _CHAT("--reasoning-budget", "Most tokens of reasoning; -1 for any number."),
+        _CHAT("--reasoning-budget", "Maximum reasoning tokens; -1 for no limit."),
     )
     reasoning_budget_message: str = setting(
         "",
         Option("other"),
-        _CHAT("--reasoning-budget-message", "Said at the end of reasoning that the budget cut off.", metavar="TEXT"),
+        _CHAT("--reasoning-budget-message", "Text inserted where the budget ends the reasoning.", metavar="TEXT"),
     )
     reasoning_format: ReasoningFormat = setting(
         "auto",
         Option("choice", words=same(REASONING_FORMATS)),
-        _CHAT("--reasoning-format", "How reasoning comes back: apart from the answer, within it (none), or both."),
+        _CHAT("--reasoning-format", "Where reasoning is returned: apart from the answer, within it (none), or both."),
     )
     forget: bool = setting(
         True,
         Option("truth"),
         _CHAT(
             "--no-forget",
-            "Refuse a conversation longer than the context, instead of leaving out its oldest turns.",
+            "Reject conversations longer than the context instead of dropping their oldest turns.",
             negated=True,
         ),
     )

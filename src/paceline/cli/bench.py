@@ -116,7 +116,9 @@ def bench(
             metavar="NAME[,...]",
         ),
     ] = None,
-    temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = _DEFAULTS.temperature,
+    temp: Annotated[
+        float, _what("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = _DEFAULTS.temperature,
     repeats: Annotated[
         int, _what("--repeats", help=f"Laps: pairs of runs of each variant and workload; {_QUICK_LAPS} with --quick.")
     ] = _DEFAULTS.laps,
@@ -124,10 +126,10 @@ def bench(
         int, _what("--prompts", help="Texts of each workload; more laps use them again.")
     ] = _DEFAULTS.prompts,
     tokens: Annotated[
-        int, _what("-n", "--tokens", "--predict", "--n-predict", help="Length of an answer.")
+        int, _what("-n", "--tokens", "--predict", "--n-predict", help="Tokens of an answer.")
     ] = _DEFAULTS.tokens,
     seed: Annotated[
-        int, _what("--seed", "-s", help="Of the order of texts, of edits and of sampling.")
+        int, _what("--seed", "-s", help="Random seed of the order of texts, of edits and of sampling.")
     ] = _DEFAULTS.seed,
     remember: Annotated[
         bool,

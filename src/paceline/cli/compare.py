@@ -94,8 +94,10 @@ def compare(
     ] = 512,
     answers: Annotated[int, _what("--answers", help="Answers of the target that are compared.")] = 12,
     tokens: Annotated[int, _what("-n", "--predict", help="Tokens of each answer, at most.")] = 64,
-    temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = SamplingParams().temperature,
-    seed: Annotated[int, _what("--seed", "-s", help="Of the target's answers.")] = 1,
+    temp: Annotated[
+        float, _what("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = SamplingParams().temperature,
+    seed: Annotated[int, _what("--seed", "-s", help="Random seed of the target's answers.")] = 1,
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:

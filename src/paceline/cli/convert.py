@@ -60,7 +60,7 @@ def convert(
     license_name: Annotated[
         str | None, typer.Option("--license", help="License to write into a GGUF file, such as apache-2.0.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a destination that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a destination that exists.")] = False,
     json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
     """Convert a model, with its tokenizer, from a GGUF file to a Hugging Face folder or back.

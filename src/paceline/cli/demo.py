@@ -137,7 +137,8 @@ _PYTHON: Final = (
 
 def demo(
     file_type: Annotated[
-        str, typer.Option("--type", help="Of the target's weights; paceline inflate --help lists all.", metavar="TYPE")
+        str,
+        typer.Option("--type", help="Type of the target's weights; paceline inflate --help lists all.", metavar="TYPE"),
     ] = FILE_TYPE,
     json_to: Annotated[str | None, json_option()] = None,
 ) -> None:

@@ -109,14 +109,15 @@ def distil_command(
         ),
     ] = None,
     temp: Annotated[
-        float, _learns("--temp", "--temperature", help="Of the answers, and of the verdict; 0 is greedy.")
+        float,
+        _learns("--temp", "--temperature", help="Sampling temperature of the answers and of the verdict; 0 is greedy."),
     ] = SamplingParams().temperature,
     tokens: Annotated[
-        int, _learns("-n", "--tokens", "--predict", "--n-predict", help="Most tokens of an answer.")
+        int, _learns("-n", "--tokens", "--predict", "--n-predict", help="Maximum tokens of an answer.")
     ] = 256,
-    seed: Annotated[int, _learns("--seed", "-s", help="Of the answers and of the training.")] = 1,
+    seed: Annotated[int, _learns("--seed", "-s", help="Random seed of the answers and of the training.")] = 1,
     time: Annotated[
-        str, _trains("--time", help="For everything: 60m, 1h30m, 90s. Another run with more of it goes on.")
+        str, _trains("--time", help="Time limit for everything: 60m, 1h30m, 90s. Another run with more of it goes on.")
     ] = "60m",
     epochs: Annotated[int, _trains("--epochs", help="Times that each answer is read, at most.", min=1)] = 3,
     rate: Annotated[
@@ -136,9 +137,9 @@ def distil_command(
         str | None, _output("--type", help="Of the weights of OUT. [dim]\\[the draft's][/dim]", metavar="TYPE")
     ] = None,
     keep_anyway: Annotated[
-        bool, _output("--keep-anyway", help="Write OUT also where there is no gain on held-out prompts.")
+        bool, _output("--keep-anyway", help="Write OUT even without a gain on held-out prompts.")
     ] = False,
-    force: Annotated[bool, _output("--force", help="Replace an OUT that is there.")] = False,
+    force: Annotated[bool, _output("--force", help="Overwrite an OUT that exists.")] = False,
     json_to: JsonTo = None,
 ) -> None:
     """Train a draft model to say what its target says, and tell whether that was of use.

@@ -106,8 +106,10 @@ def doctor(
             metavar="FILE",
         ),
     ] = None,
-    temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = SamplingParams().temperature,
-    seed: Annotated[int, _what("--seed", "-s", help="Of the target's answers.")] = 1,
+    temp: Annotated[
+        float, _what("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = SamplingParams().temperature,
+    seed: Annotated[int, _what("--seed", "-s", help="Random seed of the target's answers.")] = 1,
     budget_s: Annotated[
         float,
         _what("--budget-s", help=f"Seconds for a candidate, {_MIN_BUDGET_S:g} at least; more looks at more text."),

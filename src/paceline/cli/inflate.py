@@ -79,7 +79,7 @@ def inflate_command(
             autocompletion=_complete_words,
         ),
     ] = None,
-    file_type: Annotated[str, _output("--type", help=f"Of the weights: {', '.join(FILE_TYPES)}.")] = "F16",
+    file_type: Annotated[str, _output("--type", help=f"Type of the weights: {', '.join(FILE_TYPES)}.")] = "F16",
     output: Annotated[
         Path | None,
         _output(
@@ -92,18 +92,18 @@ def inflate_command(
         str, _shape("--vocab", help=f"Tokens, added ones never win: a number, keep, or {_list_vocabularies()}.")
     ] = "keep",
     layers: Annotated[int | None, _shape("--layers", help="Layers.")] = None,
-    width: Annotated[int | None, _shape("--width", help="Length of the residual stream.")] = None,
-    feed_forward: Annotated[int | None, _shape("--feed-forward", help="Feed-forward units of a layer.")] = None,
+    width: Annotated[int | None, _shape("--width", help="Hidden size.")] = None,
+    feed_forward: Annotated[int | None, _shape("--feed-forward", help="Feed-forward size.")] = None,
     heads: Annotated[int | None, _shape("--heads", help="Attention heads.")] = None,
-    kv_heads: Annotated[int | None, _shape("--kv-heads", help="Heads with keys and values.")] = None,
-    head_size: Annotated[int | None, _shape("--head-size", help="Length of a head's vectors.")] = None,
+    kv_heads: Annotated[int | None, _shape("--kv-heads", help="Key-value heads.")] = None,
+    head_size: Annotated[int | None, _shape("--head-size", help="Size of an attention head.")] = None,
     head: Annotated[
         Path | None,
         _output(
             "--head", help="An EAGLE-3 head of the source, to carry to the larger model, beside it: eagle3-NAME.gguf."
         ),
     ] = None,
-    force: Annotated[bool, _output("--force", help="Write again what is there already.")] = False,
+    force: Annotated[bool, _output("--force", help="Overwrite files that exist.")] = False,
     json_to: JsonTo = None,
 ) -> None:
     """Write a model that behaves as a small one and costs what a large one costs (for benchmarks).

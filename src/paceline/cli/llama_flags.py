@@ -288,7 +288,7 @@ def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         if flag is None:
             way_out = "see paceline serve --help"
             if not name.startswith("-"):
-                raise InputError(f"{word!r} belongs to no option: {way_out}")
+                raise InputError(f"unexpected argument {word!r}: {way_out}")
             # Its own options first: who slips means one of those.
             raise InputError(no_such_option(name, known, way_out, others=FOREIGN))
         values = [] if equals else words[: flag.values]

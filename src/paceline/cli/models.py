@@ -153,9 +153,9 @@ def _print_card(what: ModelDescription, path: Path | None, card: str | None) -> 
 @app.command("remove", cls=Command, epilog=EPILOG)
 def remove_model(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="As paceline models lists it.", autocompletion=_complete_cached)
+        str, typer.Argument(metavar="NAME", help="Name, as paceline models lists it.", autocompletion=_complete_cached)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a model from the local cache, or from the hub's; of the latter, what other models share stays."""
     what = _describe_removal(find_removable(name))

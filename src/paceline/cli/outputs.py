@@ -22,7 +22,7 @@ from paceline.terminal_text import json_text, printable
 json_option = functools.partial(
     typer.Option,
     "--json",
-    help="Print one JSON object instead; with =FILE write it beside what is printed.",
+    help="Print one JSON object instead; with =FILE, also write it to a file.",
     metavar=OPTIONAL_VALUE,
 )
 """Makes ``--json``, which is the same in all commands."""
@@ -30,7 +30,7 @@ json_option = functools.partial(
 JsonTo: TypeAlias = Annotated[str | None, json_option(rich_help_panel="Output")]
 HtmlFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--html", help="Write a report to look at, as one page.", metavar="FILE", rich_help_panel="Output"),
+    typer.Option("--html", help="Write a report as an HTML page.", metavar="FILE", rich_help_panel="Output"),
 ]
 
 

@@ -117,7 +117,7 @@ def plan(
         ),
     ] = None,
     tokens: Annotated[
-        int, _load("-n", "--tokens", "--predict", "--n-predict", help="Length of an answer, on average.")
+        int, _load("-n", "--tokens", "--predict", "--n-predict", help="Tokens of an answer, on average.")
     ] = _DEFAULTS.answer_tokens,
     burstiness: Annotated[
         float,
@@ -156,8 +156,10 @@ def plan(
             metavar="FILE",
         ),
     ] = None,
-    temp: Annotated[float, _what("--temp", "--temperature", help="0 decodes greedily.")] = SamplingParams().temperature,
-    seed: Annotated[int, _what("--seed", "-s", help="Of the load and of the target's answers.")] = 1,
+    temp: Annotated[
+        float, _what("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = SamplingParams().temperature,
+    seed: Annotated[int, _what("--seed", "-s", help="Random seed of the load and of the target's answers.")] = 1,
     budget_s: Annotated[
         float,
         _what(

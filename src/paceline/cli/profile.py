@@ -79,8 +79,8 @@ def profile_command(
             metavar="N[-M],...",
         ),
     ] = None,
-    budget_s: Annotated[float, _measuring("--budget-s", help="Most seconds to measure.")] = _DEFAULT_BUDGET_S,
-    force: Annotated[bool, _measuring("--force", help="Measure again what is kept already.")] = False,
+    budget_s: Annotated[float, _measuring("--budget-s", help="Maximum seconds to measure.")] = _DEFAULT_BUDGET_S,
+    force: Annotated[bool, _measuring("--force", help="Measure again, whatever was measured before.")] = False,
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:

@@ -107,24 +107,27 @@ _constraint = functools.partial(typer.Option, rich_help_panel="What answers keep
 JsonSchemaText: TypeAlias = Annotated[
     str | None,
     _constraint(
-        "-j", "--json-schema", help="Answer in JSON that a schema describes; {} is any JSON.", metavar="SCHEMA"
+        "-j",
+        "--json-schema",
+        help="Constrain the answer to JSON that matches a schema; {} is any JSON.",
+        metavar="SCHEMA",
     ),
 ]
 JsonSchemaFile: TypeAlias = Annotated[
-    Path | None, _constraint("-jf", "--json-schema-file", help="A file with the schema.", metavar="FILE")
+    Path | None, _constraint("-jf", "--json-schema-file", help="File with the JSON schema.", metavar="FILE")
 ]
 Strict: TypeAlias = Annotated[
     bool,
     _constraint(
         "--strict/--no-strict",
-        help="Refuse a schema with what nothing can keep answers to, or warn of that and keep to the rest.",
+        help="Reject schemas with keywords that cannot be enforced; otherwise warn and enforce the rest.",
     ),
 ]
 GrammarText: TypeAlias = Annotated[
-    str | None, _constraint("--grammar", help="Answer in texts of a grammar, in GBNF.", metavar="GRAMMAR")
+    str | None, _constraint("--grammar", help="Constrain the answer to a grammar, in GBNF.", metavar="GRAMMAR")
 ]
 GrammarFile: TypeAlias = Annotated[
-    Path | None, _constraint("--grammar-file", help="A file with the grammar.", metavar="FILE")
+    Path | None, _constraint("--grammar-file", help="File with the grammar.", metavar="FILE")
 ]
 
 
@@ -169,11 +172,9 @@ CHAT_PANEL: Final = "Chat"
 
 _chat = functools.partial(typer.Option, rich_help_panel=CHAT_PANEL)
 
-SystemPrompt: TypeAlias = Annotated[
-    str | None, _chat("-sys", "--system-prompt", help="What the system says at the beginning.", metavar="TEXT")
-]
+SystemPrompt: TypeAlias = Annotated[str | None, _chat("-sys", "--system-prompt", help="System prompt.", metavar="TEXT")]
 SystemPromptFile: TypeAlias = Annotated[
-    Path | None, _chat("-sysf", "--system-prompt-file", help="A file with what the system says.", metavar="FILE")
+    Path | None, _chat("-sysf", "--system-prompt-file", help="File with the system prompt.", metavar="FILE")
 ]
 
 OF_CHATS: Final = ("system", "system_file", *(field.name for field in fields_of(ChatParams)))

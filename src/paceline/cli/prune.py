@@ -98,15 +98,15 @@ def prune(
         ),
     ] = None,
     temp: Annotated[
-        float, _measures("--temp", "--temperature", help="0 decodes greedily.")
+        float, _measures("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
     ] = SamplingParams().temperature,
-    seed: Annotated[int, _measures("--seed", "-s", help="Of the target's answers.")] = 1,
+    seed: Annotated[int, _measures("--seed", "-s", help="Random seed of the target's answers.")] = 1,
     threads: Annotated[
         int | None, _measures("--threads", "-t", help="CPU threads of passes. [dim]\\[one for each free core][/dim]")
     ] = None,
     no_measure: Annotated[bool, _measures("--no-measure", help="Do not measure what was made.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a file that is there.", rich_help_panel="Output")
+        bool, typer.Option("--force", help="Overwrite a file that exists.", rich_help_panel="Output")
     ] = False,
     json_to: JsonTo = None,
     html: HtmlFile = None,

@@ -50,11 +50,11 @@ def rpc_worker(
             metavar="DEV[,...]",
         ),
     ] = None,
-    max_clients: Annotated[int, typer.Option("--max-clients", help="Most clients at a time.")] = 8,
+    max_clients: Annotated[int, typer.Option("--max-clients", help="Maximum clients at a time.")] = 8,
     allow_public: Annotated[
         bool, typer.Option("--allow-public", help="Listen at a public address, or at all there are.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Let llama.cpp tell more on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log on stderr.")] = False,
 ) -> None:
     """Lend this machine's memory and processors to models that run on another one: layers go here by --rpc there.
 

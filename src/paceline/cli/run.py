@@ -110,12 +110,12 @@ def run(
     *,
     models: Annotated[ModelChoice, ModelFlags(also=("override_tensors", "model_defaults", "verbose"))],
     prompt: Annotated[str | None, _output("-p", "--prompt", help="The prompt.")] = None,
-    file: Annotated[Path | None, _output("-f", "--file", help="A file with the prompt; - is standard input.")] = None,
+    file: Annotated[Path | None, _output("-f", "--file", help="File with the prompt; - is standard input.")] = None,
     as_chat: Annotated[
         bool | None,
         _chat(
             "--chat/--no-chat",
-            help="Take the prompt for a user's message, by the model's chat template. [dim]\\[no chat][/dim]",
+            help="Format the prompt as a user message by the model's chat template. [dim]\\[no chat][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -170,7 +170,7 @@ def run(
     they came from.
     """
     if context.args:
-        raise InputError(f"{' '.join(context.args)!r} belongs to no option: give the prompt with -p, in quotes")
+        raise InputError(f"unexpected argument {' '.join(context.args)!r}: give the prompt with -p, in quotes")
     outputs = Outputs(json_to)
     outputs.check()
     if repeats < 1:

@@ -75,11 +75,11 @@ class ServeCommand(Command):
 @with_options(
     together=(("order", "model_defaults", "seed"),),
     helps={
-        "max_sequences": f"Requests that are answered at once. [{DEFAULT_PARALLEL}]",
+        "max_sequences": f"Requests processed in parallel. [{DEFAULT_PARALLEL}]",
         "context_length": "Room of all requests together, in tokens: with -np N each has an equal part, else whatever "
         "the others leave; 0 is all of the model's own. [as much of its own as fits, which all share]",
-        "max_tokens": "Most tokens to generate where a request does not say; -1 fills the context. [-1]",
-        "verbose": "Let the server and the engine tell more on stderr.",
+        "max_tokens": "Maximum tokens to generate where a request does not say; -1 fills the context. [-1]",
+        "verbose": "Show more of the server's and the engine's log on stderr.",
         "forget": None,
     },
     variables=lambda: with_llama_variables(os.environ),

@@ -223,55 +223,60 @@ class SamplingParams:
     temperature: float = setting(
         0.8,
         _REAL(low=0.0, high=100.0, way_out="0 decodes greedily"),
-        _SAMPLING("--temp --temperature", "0 decodes greedily."),
+        _SAMPLING("--temp --temperature", "Sampling temperature; 0 is greedy."),
     )
     top_k: int = setting(
         40,
         _WHOLE(called="top-k", low=0, high=_LARGEST, way_out="0 keeps all tokens"),
-        _SAMPLING("--top-k", "Keep the k likeliest tokens; 0 keeps all."),
+        _SAMPLING("--top-k", "Sample from the k most likely tokens; 0 keeps all."),
     )
     top_p: float = setting(
         0.95,
         _REAL(called="top-p", low=0.0, high=1.0, low_excluded=True, way_out="1 keeps all tokens"),
-        _SAMPLING("--top-p", "Keep the likeliest tokens up to this mass."),
+        _SAMPLING("--top-p", "Sample from the most likely tokens that add up to this probability."),
     )
     min_p: float = setting(
         0.05,
         _REAL(called="min-p", low=0.0, high=1.0, way_out="0 keeps all tokens"),
-        _SAMPLING("--min-p", "Keep tokens with this share of the best one's."),
+        _SAMPLING("--min-p", "Drop tokens less likely than this share of the most likely one."),
     )
     repeat_penalty: float = setting(
         1.0,
         _REAL(called="repeat penalty", low=1e-6, high=100.0, way_out="1 switches it off"),
-        _SAMPLING("--repeat-penalty", "1 switches it off."),
+        _SAMPLING("--repeat-penalty", "Penalty for tokens that occurred recently; 1 turns it off."),
     )
     presence_penalty: float = setting(
         0.0,
         _REAL(called="presence penalty", low=-100.0, high=100.0, way_out="0 switches it off"),
-        _SAMPLING("--presence-penalty", "0 switches it off."),
+        _SAMPLING("--presence-penalty", "Flat penalty for tokens that occurred recently; 0 turns it off."),
     )
     frequency_penalty: float = setting(
         0.0,
         _REAL(called="frequency penalty", low=-100.0, high=100.0, way_out="0 switches it off"),
-        _SAMPLING("--frequency-penalty", "0 switches it off."),
+        _SAMPLING("--frequency-penalty", "Penalty for each recent occurrence of a token; 0 turns it off."),
     )
     penalty_last_n: int = setting(
         64,
         _WHOLE(called="penalty last-n", low=-1, high=_LARGEST, way_out="-1 counts all tokens", json=("repeat_last_n",)),
-        _SAMPLING("--repeat-last-n", "Tokens that penalties look at; -1 for all."),
+        _SAMPLING("--repeat-last-n", "How many recent tokens the penalties consider; -1 for all."),
     )
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
         metadata=described(
             Option("other", error=SamplingError, parse=_parse_biases, separator=","),
-            _SAMPLING("--logit-bias", "May be repeated.", repeated=True, metavar="TOKEN_ID=BIAS"),
+            _SAMPLING(
+                "--logit-bias",
+                "Add a bias to a token's logit; may be repeated.",
+                repeated=True,
+                metavar="TOKEN_ID=BIAS",
+            ),
         ),
     )
     # A negative one is read as wrap_seed() has it.
     seed: int = setting(
         0,
         _WHOLE(high=MAX_SEED, way_out="leave it out for a random one"),
-        _SAMPLING("--seed -s", "-1 picks one; the report says which.", shown_default=-1),
+        _SAMPLING("--seed -s", "Random seed; -1 picks one, which the report shows.", shown_default=-1),
     )
     choice: int = setting(0, _WHOLE(low=0, high=_LARGEST, way_out="0 is the first answer"))
     order: tuple[str, ...] = setting(
@@ -279,8 +284,9 @@ class SamplingParams:
         Option("texts", error=SamplingError, parse=_parse_order),
         _SAMPLING(
             "--sampler-order --samplers --sampler-seq --sampling-seq",
-            "llama.cpp (temperature last), transformers (temperature first), or llama.cpp's names between semicolons, "
-            "or its letters: those left out are off. [dim]\\[llama.cpp][/dim]",
+            "Order of the samplers: llama.cpp (temperature last), transformers (temperature first), or "
+            "llama.cpp's sampler names separated by semicolons, or its letters. Samplers left out are "
+            "off. [dim]\\[llama.cpp][/dim]",
             metavar="ORDER",
         ),
     )
@@ -290,62 +296,68 @@ class SamplingParams:
     top_n_sigma: float = setting(
         -1.0,
         _REAL(called="top-n-sigma", low=-_LARGEST, high=_LARGEST, way_out="-1 keeps all tokens"),
-        _SAMPLING("--top-nsigma --top-n-sigma", "Keep logits this many deviations below the best; -1 keeps all."),
+        _SAMPLING(
+            "--top-nsigma --top-n-sigma",
+            "Drop logits more than this many standard deviations below the best; -1 turns it off.",
+        ),
     )
     typical_p: float = setting(
         1.0,
         _REAL(called="typical-p", low=0.0, high=1.0, way_out="1 keeps all tokens"),
-        _SAMPLING("--typical --typical-p", "Keep the most typical tokens up to this mass."),
+        _SAMPLING(
+            "--typical --typical-p", "Locally typical sampling: keep the most typical tokens up to this probability."
+        ),
     )
     dynatemp_range: float = setting(
         0.0,
         _REAL(called="dynatemp range", low=0.0, high=100.0, way_out="0 keeps the temperature as it is"),
-        _SAMPLING("--dynatemp-range", "Lower or raise the temperature by up to this, as the model is sure or not."),
+        _SAMPLING(
+            "--dynatemp-range", "Dynamic temperature: change it by up to this, lower where the model is certain."
+        ),
     )
     dynatemp_exponent: float = setting(
         1.0,
         _REAL(called="dynatemp exponent", low=0.0, high=100.0, way_out="1 follows the entropy"),
-        _SAMPLING("--dynatemp-exp", "How the temperature follows the entropy."),
+        _SAMPLING("--dynatemp-exp", "Dynamic temperature: exponent of the entropy."),
     )
     dry_multiplier: float = setting(
         0.0,
         _REAL(called="DRY multiplier", low=0.0, high=100.0, way_out="0 switches it off"),
-        _SAMPLING("--dry-multiplier", "Penalty for going on with a repetition; 0 switches it off."),
+        _SAMPLING("--dry-multiplier", "DRY: strength of the penalty for continuing a repetition; 0 turns it off."),
     )
     dry_base: float = setting(
         1.75,
         _REAL(called="DRY base", low=1.0, high=100.0, way_out="1 penalises all lengths alike"),
-        _SAMPLING("--dry-base", "The penalty times this for every further token repeated."),
+        _SAMPLING("--dry-base", "DRY: growth of the penalty with every further repeated token."),
     )
     dry_allowed_length: int = setting(
         2,
         _WHOLE(called="DRY allowed length", low=0, high=_LARGEST, way_out="2 is usual"),
-        _SAMPLING("--dry-allowed-length", "Repetitions shorter than this go on unpenalised."),
+        _SAMPLING("--dry-allowed-length", "DRY: repetitions shorter than this are not penalised."),
     )
     dry_penalty_last_n: int = setting(
         64,
         _WHOLE(called="DRY penalty last-n", low=-1, high=_LARGEST, way_out="-1 searches all tokens"),
-        _SAMPLING("--dry-penalty-last-n", "Tokens to search for repetitions; -1 for all."),
+        _SAMPLING("--dry-penalty-last-n", "DRY: how many recent tokens to search for repetitions; -1 for all."),
     )
     dry_sequence_breakers: tuple[str, ...] = setting(
         ("\n", ":", '"', "*"),
         Option("texts", called="DRY sequence breakers", error=SamplingError, parse=_parse_breakers),
         _SAMPLING(
             "--dry-sequence-breaker",
-            "Nothing counts as repeated across this text; may be repeated; none for no such text. "
-            '[dim]\\[\\n, :, ", *][/dim]',
+            'DRY: a text that ends a repetition; may be repeated; none for no such text. [dim]\\[\\n, :, ", *][/dim]',
             repeated=True,
         ),
     )
     xtc_probability: float = setting(
         0.0,
         _REAL(called="XTC probability", low=0.0, high=1.0, way_out="0 switches it off"),
-        _SAMPLING("--xtc-probability", "How often to leave out the likeliest tokens; 0 switches it off."),
+        _SAMPLING("--xtc-probability", "XTC: how often to drop the most likely tokens; 0 turns it off."),
     )
     xtc_threshold: float = setting(
         0.1,
         _REAL(called="XTC threshold", low=0.0, high=1.0, way_out="above 0.5 it changes nothing"),
-        _SAMPLING("--xtc-threshold", "All but the least likely of those that reach this are left out."),
+        _SAMPLING("--xtc-threshold", "XTC: of the tokens at least this likely, drop all but the least likely."),
     )
     allowed_token_ids: tuple[int, ...] | None = setting(
         None, Option("other", error=SamplingError, optional=True, variable=None)
@@ -461,13 +473,15 @@ class StopRules:
             stand_ins={-1: lambda: MAX_TOKENS},
             json=("max_completion_tokens", "n_predict"),
         ),
-        _OUTPUT("-n --predict --n-predict --tokens", "Most tokens to generate; -1 fills the context."),
+        _OUTPUT("-n --predict --n-predict --tokens", "Maximum tokens to generate; -1 fills the context."),
     )
     stop: tuple[str, ...] = setting(
-        (), Option("texts"), _OUTPUT("--stop", "End where this text begins; may be repeated.", repeated=True)
+        (), Option("texts"), _OUTPUT("--stop", "Stop before this text; may be repeated.", repeated=True)
     )
     ignore_end: bool = setting(
-        False, Option("truth", json=("ignore_eos",)), _OUTPUT("--ignore-eos", "Go on past the end of the answer.")
+        False,
+        Option("truth", json=("ignore_eos",)),
+        _OUTPUT("--ignore-eos", "Keep generating past the end-of-sequence token."),
     )
     preserved_ids: tuple[int, ...] = setting((), Option("other", variable=None))
     min_indent: int = setting(
@@ -477,7 +491,7 @@ class StopRules:
     min_tokens: int = setting(
         0,
         Option("whole", low=0, way_out="0 lets the answer end at once"),
-        _OUTPUT("--min-tokens", "Least to generate."),
+        _OUTPUT("--min-tokens", "Minimum tokens to generate."),
     )
     stop_token_ids: tuple[int, ...] = setting((), Option("other", variable=None))
     include_stop: bool = setting(False, Option("truth", variable=None, json=("include_stop_str_in_output",)))
@@ -522,14 +536,16 @@ class SpeculationParams:
             ``prediction`` copies from them. Empty for none.
     """
 
-    speculate: bool = setting(True, Option("truth"), _SPECULATION("--no-speculation", "Decode plainly.", negated=True))
+    speculate: bool = setting(
+        True, Option("truth"), _SPECULATION("--no-speculation", "Decode without speculation.", negated=True)
+    )
     drafters: tuple[str, ...] | None = setting(
         None,
         Option("texts", optional=True, separator=","),
         _SPECULATION(
             "--drafters",
-            "Among {drafters}, in the order to ask. [dim]\\[suffix, or suffix,lookup,draft with a draft model; of "
-            "policy fixed, draft alone if there is one][/dim]",
+            "Drafters to use, in this order; there are {drafters}. [dim]\\[suffix, or suffix,lookup,draft "
+            "with a draft model; with policy fixed draft alone if there is one][/dim]",
             metavar="NAME[,...]",
         ),
     )
@@ -539,7 +555,9 @@ class SpeculationParams:
     verify: VerifierName = setting(
         "coupled",
         Option("choice", called="verifier", words=same(VERIFIER_NAMES)),
-        _SPECULATION("--verify", "coupled: a seed's text is the same with any drafts or none."),
+        _SPECULATION(
+            "--verify", "How drafts are verified; with coupled a seed gives the same text with any drafts or none."
+        ),
     )
     draft_min: int = setting(
         0, Option("whole", called="draft-min", low=0, way_out="0 keeps drafts of any length", variable=None)

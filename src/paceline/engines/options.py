@@ -148,7 +148,7 @@ class ModelOptions:
             Option("other", variable="MODEL"),
             _MODELS(
                 "-m --model",
-                "Target: a GGUF file, a Hugging Face folder, or a name from paceline models. "
+                "Target model: a GGUF file, a Hugging Face folder, or a name from paceline models. "
                 "[dim]\\[embedded pair][/dim]",
                 metavar="MODEL",
             ),
@@ -164,24 +164,26 @@ class ModelOptions:
         Option("whole", optional=True),
         _MODELS(
             "-c --ctx-size",
-            "Context of the target, in tokens; 0 is all of its own. [dim]\\[as much of its own as fits][/dim]",
+            "Context size of the target in tokens; 0 for all it was made for. [dim]\\[as much of that as fits][/dim]",
         ),
     )
     context_may_shrink: bool = False
     gpu_layers: int = setting(
-        -1, Option("whole"), _MODELS("-ngl --gpu-layers --n-gpu-layers", "Target layers to put on GPUs; -1 for all.")
+        -1,
+        Option("whole"),
+        _MODELS("-ngl --gpu-layers --n-gpu-layers", "Layers of the target to put on GPUs; -1 for all."),
     )
     devices: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),
-        _MODELS("-dev --device", "Devices for the target, with commas; 'none' is the CPU.", metavar="DEV[,...]"),
+        _MODELS("-dev --device", "Devices for the target, comma-separated; 'none' is the CPU.", metavar="DEV[,...]"),
     )
     override_tensors: tuple[tuple[str, str], ...] = setting(
         (),
         Option("other", parse=_parse_overrides, separator=","),
         _MODELS(
             "-ot --override-tensor",
-            "Place the target's tensors that match a pattern.",
+            "Put tensors of the target whose names match a pattern into a buffer type.",
             repeated=True,
             metavar="PATTERN=BUFFER[,...]",
         ),
@@ -191,7 +193,7 @@ class ModelOptions:
         Option("texts", separator=","),
         _MODELS(
             "--rpc",
-            "Put the target's layers on other machines, each of which runs paceline rpc-worker.",
+            "Put layers of the target on other machines, each running paceline rpc-worker.",
             metavar="HOST:PORT[,...]",
         ),
     )
@@ -200,7 +202,7 @@ class ModelOptions:
         Option("texts", separator=","),
         _MODELS(
             "--rpc-fallback",
-            "Where answers go on when a worker is lost: local, or other workers. [dim]\\[nowhere: an error][/dim]",
+            "Where to continue when a worker is lost: local, or other workers. [dim]\\[nowhere: an error][/dim]",
             metavar="local|HOST:PORT[,...]",
         ),
     )
@@ -209,7 +211,7 @@ class ModelOptions:
         Option("whole", optional=True),
         _MODELS(
             "-t --threads",
-            "CPU threads for passes of one token. [dim]\\[one for each core that other processes leave][/dim]",
+            "CPU threads for single-token passes. [dim]\\[one for each core that other processes leave][/dim]",
         ),
     )
     threads_batch: int | None = setting(
@@ -221,7 +223,7 @@ class ModelOptions:
         None,
         Option("other", words={"on": True, "off": False, "auto": None}),
         _MODELS(
-            "-fa --flash-attn", "Fused attention; on a CPU, auto measures which is faster when a model is first loaded."
+            "-fa --flash-attn", "Flash attention; on a CPU, auto measures which is faster when a model is first loaded."
         ),
     )
     cache_type_k: CacheType | None = setting(
@@ -229,7 +231,7 @@ class ModelOptions:
         Option("choice", optional=True, words=same(CACHE_TYPES)),
         _MODELS(
             "-ctk --cache-type-k",
-            f"Type of the cache's keys: {', '.join(CACHE_TYPES)}; quantised ones take -fa. [dim]\\[f16][/dim]",
+            f"KV cache type for keys: {', '.join(CACHE_TYPES)}; quantised types need -fa. [dim]\\[f16][/dim]",
             metavar="TYPE",
         ),
     )
@@ -238,7 +240,7 @@ class ModelOptions:
         Option("choice", optional=True, words=same(CACHE_TYPES)),
         _MODELS(
             "-ctv --cache-type-v",
-            "Type of the cache's values, as -ctk. [dim]\\[f16][/dim]",
+            "KV cache type for values, as -ctk. [dim]\\[f16][/dim]",
             metavar="TYPE",
         ),
     )
@@ -247,9 +249,9 @@ class ModelOptions:
         Option("truth"),
         _MODELS(
             "--exact",
-            "Arithmetic that does not depend on how many tokens a pass verifies, so that no near-tie turns: the "
-            "text is that of --exact without drafts. llama.cpp on a CPU, weights in Q4_0, Q8_0 and the like; drafts "
-            "are chains.",
+            "Arithmetic that does not depend on how many tokens a pass verifies: the text is exactly that"
+            " of --exact without drafts. llama.cpp on a CPU only, weights in Q4_0, Q8_0 and the like; "
+            "drafts are chains.",
         ),
     )
     memory: int | str | None = setting(
@@ -257,40 +259,40 @@ class ModelOptions:
         Option("other", optional=True),
         _MODELS(
             "--memory",
-            "All that the process may hold, such as 12G: layers that don't fit are read while they are used. "
-            "[dim]\\[what is free, for weights that are more than that][/dim]",
+            "Memory limit of the process, such as 12G: layers that don't fit are streamed from disk. "
+            "[dim]\\[free memory, where the weights are larger][/dim]",
             metavar="SIZE",
         ),
     )
     stream: bool | None = setting(
         None,
         Option("choice", optional=True, words={"auto": None, "off": False}),
-        _MODELS(
-            "--stream", "Whether weights that don't fit are read while they are used; off leaves that to the system."
-        ),
+        _MODELS("--stream", "Whether weights that don't fit in memory are streamed; off leaves paging to the system."),
     )
     max_sequences: int = setting(
         1,
         Option("whole", counted="{} sequences", low=1),
-        _MODELS("-np --parallel", "Requests the engines hold at once."),
+        _MODELS("-np --parallel", "Requests processed in parallel."),
     )
     cells: int | None = None
     branches: int | None = None
     rollback: bool = True
     dtype: DType | None = setting(
-        None, Option("choice", optional=True, words=same(DTYPES)), _MODELS("--dtype", "Weights' type under torch_hf.")
+        None,
+        Option("choice", optional=True, words=same(DTYPES)),
+        _MODELS("--dtype", "Data type of the weights under torch_hf."),
     )
     model_defaults: bool = setting(
         True,
         Option("truth"),
         _SAMPLING(
             "--no-model-defaults",
-            "Leave aside what the model says about sampling: in GGUF metadata, or generation_config.json.",
+            "Ignore sampling defaults stored with the model, in GGUF metadata or generation_config.json.",
             negated=True,
         ),
     )
     hold_states: tuple[int, ...] = ()
-    verbose: bool = setting(False, Option("truth"), _OUTPUT("-v --verbose", "Let the engine log to stderr."))
+    verbose: bool = setting(False, Option("truth"), _OUTPUT("-v --verbose", "Show the engine's log on stderr."))
     other_memory: OtherMemory = NO_OTHER_MEMORY
     rows_read: int | None = None
     own_weights: bool = False
@@ -404,8 +406,8 @@ class DraftOptions:
         Option("other", variable="MODEL"),
         _MODELS(
             "-md --model-draft --spec-draft-model",
-            "Draft model with mostly the same tokens; self is the target, quantised smaller, mtp the MTP layer in its "
-            "file, or in mtp-*.gguf beside it. [dim]\\[mtp where there is one][/dim]",
+            "Draft model with mostly the same tokens; self is the target quantised smaller, mtp the MTP "
+            "layer in its file, or in mtp-*.gguf beside it. [dim]\\[mtp where there is one][/dim]",
             metavar="MODEL",
         ),
     )
@@ -414,28 +416,29 @@ class DraftOptions:
         Option("whole", called="`DraftOptions.context_length`", optional=True),
         _MODELS(
             "-cd --ctx-size-draft --spec-draft-ctx-size",
-            "Context of the draft; 0 is all of its own. "
-            "[dim]\\[as -c, twice that if translated, or its own if less][/dim]",
+            "Context size of the draft model; 0 for all it was made for. [dim]\\[as -c, twice that if "
+            "translated, or its own if less][/dim]",
         ),
     )
     gpu_layers: int = setting(
         -1,
         Option("whole"),
         _MODELS(
-            "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", "Draft layers to put on GPUs; -1 for all."
+            "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
+            "Layers of the draft model to put on GPUs; -1 for all.",
         ),
     )
     devices: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),
-        _MODELS("-devd --device-draft --spec-draft-device", "Devices for the draft.", metavar="DEV[,...]"),
+        _MODELS("-devd --device-draft --spec-draft-device", "Devices for the draft model.", metavar="DEV[,...]"),
     )
     threads: int | None = setting(
         None,
         Option("whole", optional=True),
         _MODELS(
             "-td --threads-draft --spec-draft-threads",
-            "CPU threads for the draft's passes of one token. [dim]\\[as -t][/dim]",
+            "CPU threads for the draft model's single-token passes. [dim]\\[as -t][/dim]",
         ),
     )
     threads_batch: int | None = setting(
@@ -443,7 +446,7 @@ class DraftOptions:
         Option("whole", optional=True),
         _MODELS(
             "-tbd --threads-batch-draft --spec-draft-threads-batch",
-            "CPU threads for the draft's wider passes. [dim]\\[as -td, or -tb][/dim]",
+            "CPU threads for the draft model's wider passes. [dim]\\[as -td, or -tb][/dim]",
         ),
     )
     cache_type_k: CacheType | None = setting(
@@ -451,7 +454,7 @@ class DraftOptions:
         Option("choice", called="`DraftOptions.cache_type_k`", optional=True, words=same(CACHE_TYPES)),
         _MODELS(
             "-ctkd --cache-type-k-draft --spec-draft-type-k",
-            "Type of the keys in the draft's cache, as -ctk. [dim]\\[f16][/dim]",
+            "KV cache type of the draft model for keys, as -ctk. [dim]\\[f16][/dim]",
             metavar="TYPE",
         ),
     )
@@ -460,7 +463,7 @@ class DraftOptions:
         Option("choice", called="`DraftOptions.cache_type_v`", optional=True, words=same(CACHE_TYPES)),
         _MODELS(
             "-ctvd --cache-type-v-draft --spec-draft-type-v",
-            "Type of the values in the draft's cache, as -ctv. [dim]\\[f16][/dim]",
+            "KV cache type of the draft model for values, as -ctv. [dim]\\[f16][/dim]",
             metavar="TYPE",
         ),
     )
@@ -469,7 +472,7 @@ class DraftOptions:
         Option("choice", called="`DraftOptions.vocab`", words=same(DRAFT_VOCABS)),
         _MODELS(
             "--draft-vocab",
-            "Whether the draft's tokens are the target's (same), or are translated; auto finds out.",
+            "Whether the draft model has the target's tokens (same) or its text is translated; auto finds out.",
             metavar="|".join(DRAFT_VOCABS),
         ),
     )
@@ -478,7 +481,7 @@ class DraftOptions:
         Option("texts", called="`DraftOptions.token_map`", variable="MAP"),
         _MODELS(
             "--draft-map",
-            "A control token of a translated draft, and the target's that it stands for.",
+            "A control token of a translated draft model, and the token of the target it stands for.",
             repeated=True,
             metavar="DRAFT=TARGET",
         ),
@@ -486,7 +489,7 @@ class DraftOptions:
     rpc: tuple[str, ...] = setting(
         (),
         Option("texts", called="`DraftOptions.rpc`", separator=","),
-        _MODELS("--rpc-draft", "Put the draft's layers on other machines, as --rpc.", metavar="HOST:PORT[,...]"),
+        _MODELS("--rpc-draft", "Put layers of the draft model on other machines, as --rpc.", metavar="HOST:PORT[,...]"),
     )
 
     def __post_init__(self) -> None:

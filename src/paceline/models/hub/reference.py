@@ -92,8 +92,8 @@ class HubOptions:
         Option("other", variable="HF_REPO"),
         _MODELS(
             "-hf -hfr --hf-repo",
-            "Target from the Hugging Face hub, fetched once: of its GGUF files that of QUANT, or Q4_K_M, Q8_0 or "
-            "the first; without any, or for :safetensors, its folder.",
+            "Target from the Hugging Face Hub, downloaded once: the GGUF file of QUANT, or Q4_K_M, Q8_0 "
+            "or the first; without GGUF files, or with :safetensors, the whole repository.",
             metavar="USER/REPO[:QUANT]",
         ),
     )
@@ -105,7 +105,7 @@ class HubOptions:
     draft_repo: str | None = setting(
         None,
         Option("other", variable="DRAFT_HF_REPO"),
-        _MODELS("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "Draft model from the hub.", metavar="USER/REPO[:QUANT]"),
+        _MODELS("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "Draft model from the Hub.", metavar="USER/REPO[:QUANT]"),
     )
     token: str | None = field(
         default=None,
@@ -114,7 +114,7 @@ class HubOptions:
             Option("other", variable=None),
             _MODELS(
                 "-hft --hf-token",
-                "Token of the hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
+                "Access token for the Hub. [dim]\\[HF_TOKEN, or that of hf auth login][/dim]",
                 metavar="TOKEN",
             ),
         ),
@@ -122,7 +122,7 @@ class HubOptions:
     offline: bool = setting(
         False,
         Option("truth"),
-        _MODELS("--offline", "Take models of the hub from the cache on this machine, without a look at the network."),
+        _MODELS("--offline", "Use downloaded models only, without asking the network."),
     )
 
     def __post_init__(self) -> None:

@@ -43,21 +43,22 @@ class FixedPolicy(PolicyBase):
         Option("whole", called="draft-max", low=0, high=MAX_DRAFT, way_out="0 drafts nothing", variable=None),
         _SPECULATION(
             "--draft-max --draft --spec-draft-n-max",
-            "Most tokens to draft along one path; 0 decodes plainly. All --draft-* options are of policy fixed.",
+            "Maximum tokens to draft along one path; 0 turns speculation off. All --draft-* options "
+            "belong to policy fixed.",
         ),
     )
     draft_min: int = setting(
         0,
         Option("whole", called="draft-min", variable=None),
-        _SPECULATION("--draft-min --spec-draft-n-min", "Don't verify shorter drafts."),
+        _SPECULATION("--draft-min --spec-draft-n-min", "Discard drafts shorter than this."),
     )
     p_min: float = setting(
         0.0,
         Option("real", called="draft-p-min", low=0.0, high=1.0, way_out="0 keeps all drafts", variable=None),
         _SPECULATION(
             "--draft-p-min --spec-draft-p-min",
-            "Stop drafting, at the first token too, where the drafter's likeliest token (at the temperature in "
-            "use, 1 if greedy) is less likely than this.",
+            "Stop drafting, at the first token too, where the drafter's most likely token (at the "
+            "temperature in use, 1 if greedy) is less likely than this.",
         ),
     )
     siblings: int = setting(
@@ -71,7 +72,7 @@ class FixedPolicy(PolicyBase):
             way_out="1 drafts a chain",
             variable=None,
         ),
-        _SPECULATION("--draft-siblings", "Proposals of the draft model for each position."),
+        _SPECULATION("--draft-siblings", "Alternatives that the draft model proposes for each position."),
     )
 
     def __post_init__(self) -> None:
