@@ -49,10 +49,10 @@ cache had no cell for one, or the engine cannot step back.
 OFF_REASONS: Final[Mapping[OffReason, str]] = {
     "asked": "plain decoding was asked for",
     "no_drafters": "there is no drafter for this request",
-    "prompts": "prompts were read beside it",
+    "prompts": "prompts were processed in the same passes",
     "measuring": "plain rounds were measured",
     "no_gain": "no draft would have paid",
-    "losing": "speculation had lost as much as it may",
+    "losing": "earlier drafts had used up what speculation may lose",
     "short": "the answer was too short",
     "no_match": "the drafters had no proposal",
     "draft_min": "the drafts were shorter than draft-min",

@@ -76,8 +76,8 @@ function Drafters({ answer }) {
 const PHASES = [["verify_ms", "target's passes"], ["draft_ms", "drafting, planning"], ["sampling_ms", "sampling"], ["rest_ms", "the rest"]];
 
 const OFF = {
-  asked: "plain was asked for", no_drafters: "no drafter", prompts: "prompts were read beside it",
-  measuring: "plain rounds were measured", no_gain: "no draft would have paid", losing: "lost as much as it may",
+  asked: "plain was asked for", no_drafters: "no drafter", prompts: "prompts in the same passes",
+  measuring: "plain rounds were measured", no_gain: "no draft would have paid", losing: "drafts had used up what they may lose",
   short: "answer too short", no_match: "no proposal", draft_min: "shorter than draft_min", no_room: "no room",
 };
 
