@@ -96,7 +96,8 @@ def test_passes_hold_as_many_texts_as_have_room_in_their_order(embedder: Embedde
     for given in (np.array([5]), [np.array([5])]):
         np.testing.assert_array_equal(embedder.embed(given)[0], embedder.embed([5])[0])  # type: ignore[arg-type]
     many = embedder.embed([*texts[:2], *texts[3:]])
-    np.testing.assert_allclose(many[-1], embedder.embed([5])[0], atol=1e-5)
+    # Sums over more texts round otherwise, by processor.
+    np.testing.assert_allclose(many[-1], embedder.embed([5])[0], atol=5e-5)
 
 
 def test_what_shares_a_pass_is_short() -> None:
