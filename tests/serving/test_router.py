@@ -183,6 +183,16 @@ async def test_the_router_holds_the_keys_and_says_for_whom_it_asks() -> None:
         assert "somebody else" not in seen
 
 
+async def test_what_a_process_said_before_it_died_is_not_lost() -> None:
+    body = {"model": "a", "stream": True, "chunks": 5, "die": 4, "size": 400_000}
+    async with routed() as router, router.web.stream("POST", "/v1/completions", json=body) as answer:
+        # More than the client's connection holds is still between the process and the router.
+        await router.until("a", "unloaded")
+        *said, last = [line async for line in answer.aiter_lines() if line]
+    assert said == [f"data: {number} {'x' * 400_000}" for number in range(4)]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
+
+
 async def test_a_stream_comes_as_it_is_said_and_ends_with_an_error_where_the_process_dies() -> None:
     async with routed() as router:
         whole = [*(f"data: {number} " for number in range(3)), "data: [DONE]"]

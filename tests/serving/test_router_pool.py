@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ class Played:
     def end(self, status: int, reason: str = "") -> None:
         self.reason = reason or f"status {status}"
         self.ended.set_result(status)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        yield
 
     def rss_bytes(self) -> int:
         return self.rss

@@ -174,7 +174,8 @@ class ModelPool:
         """
         process = await self._wait_for_turn(model, key)
         try:
-            yield process
+            with process.reading():
+                yield process
         finally:
             model.leases -= 1
             model.used_s = _now_s()

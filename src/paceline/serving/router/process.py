@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -27,6 +27,8 @@ _OWN: Final = re.compile(r"paceline: (?!warning: )(.*)")
 
 _CONNECT_S: Final = 10.0
 
+_LAST_READ_S: Final = 5.0
+"""Seconds in which clients have to take what a process said before it ended."""
 _KEPT_S: Final = 60.0
 """Seconds for which a connection to a process is kept: less than the process keeps it for."""
 
@@ -51,6 +53,9 @@ class ModelProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
         self._last_line = ""
+        self._num_readers = 0
+        self._is_unread = asyncio.Event()
+        self._is_unread.set()
 
     async def run(self, words: Sequence[str], environment: Mapping[str, str], tags: Sequence[str]) -> None:
         """Start the process and follow it to its end."""
@@ -81,9 +86,25 @@ class ModelProcess:
             if not self.reason:
                 said = f": {self._last_line}" if self._last_line and self.web is None else ""
                 self.reason = f"its process ended with status {status}{said}"
-            if self.web is not None:
-                await self.web.aclose()
             self.ended.set_result(status)
+            if self.web is not None:
+                if not self._is_stopping:
+                    # Answers are read to where they broke off: what the process said before is not lost.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._is_unread.wait(), _LAST_READ_S)
+                await self.web.aclose()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep connections while the block runs, even if the process has ended."""
+        self._num_readers += 1
+        self._is_unread.clear()
+        try:
+            yield
+        finally:
+            self._num_readers -= 1
+            if not self._num_readers:
+                self._is_unread.set()
 
     def rss_bytes(self) -> int:
         """Return the memory that the process has now, pages of its files among them."""
