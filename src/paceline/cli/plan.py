@@ -25,6 +25,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.outputs import HtmlFile, JsonTo, Outputs, report_console
 from paceline.cli.progress import ProgressBar
+from paceline.cli.prompt import text_option
 from paceline.core.errors import InputError
 from paceline.core.fields import rename_options
 from paceline.core.params import SamplingParams
@@ -149,12 +150,7 @@ def plan(
     ] = None,
     text: Annotated[
         Path | None,
-        _what(
-            "--text",
-            help="Text of the kind that you generate, cut into prompts; or prompts, one a line (.jsonl with prompt or "
-            "text). [dim]\\[code, prose, JSON and logs of paceline's own][/dim]",
-            metavar="FILE",
-        ),
+        text_option(rich_help_panel="What is measured"),
     ] = None,
     temp: Annotated[
         float, _what("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")

@@ -22,6 +22,15 @@ from paceline.models.embedded import heldout
 DEMO_SAMPLE = "code:4"
 """What the embedded pair continues if nothing else is asked for."""
 
+text_option = functools.partial(
+    typer.Option,
+    "--text",
+    help="Text of the kind that you generate, cut into prompts; or prompts, one a line (.jsonl with prompt or text). "
+    "[dim]\\[code, prose, JSON and logs of paceline's own][/dim]",
+    metavar="FILE",
+)
+"""Makes ``--text``, which is the same in all commands that measure by prompts."""
+
 
 def read_prompt(prompt: str | None, file: Path | None, sample: str | None, escape: bool, *, embedded: bool) -> str:
     """Return the prompt that was given; the embedded target has one of its own if there is none."""
