@@ -76,7 +76,7 @@ def test_the_other_commands_take_models_of_the_hub_too(invoke: Invoke, hub: Hub)
     for command in ("run", "bench", "profile"):
         shown = invoke(command, "--help").out
         assert all(flag in shown for flag in ("-hf, -hfr, ", "-hff, ", "-hfd, -hfrd,", "-hft, ", "--offline "))
-        assert "Target from the Hugging Face hub" in shown
+        assert "Target from the Hugging Face Hub" in shown
 
 
 @pytest.mark.parametrize(
