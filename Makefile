@@ -226,9 +226,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 		$(INSTALL) --no-compile "$$(echo $(WHEEL)/*.whl)[torch,serve,dev]"
 	@touch $@
 
-# Small wheels alone: the reference is read from the sources, without the engines.
-$(VENV)/.installed-docs: $(VENV)/.installed-dev
-	@$(QUIETLY) "installing what builds the documentation (some 20 s)" $(INSTALL) "$$(echo $(WHEEL)/*.whl)[docs]"
+# Small wheels alone: the reference is read from the sources, whose engines docs/conf.py replaces. `make docs` needs
+# nothing else. Beside other targets it comes after theirs, as two installers must not write to one environment at once.
+DOCS_PACKAGES = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	read = ("numpy", "platformdirs", "psutil"); \
+	print(*p["optional-dependencies"]["docs"], *[each for each in p["dependencies"] if each.startswith(read)])
+$(VENV)/.installed-docs: pyproject.toml $(if $(filter-out docs,$(or $(MAKECMDGOALS),demo)),$(VENV)/.installed-dev)
+	@test -x $(BIN)/python || $(QUIETLY) "making an environment (some 10 s)" $(PYTHON) -m venv $(VENV)
+	@$(QUIETLY) "installing what builds the documentation (some 20 s)" \
+		$(INSTALL) $$($(BIN)/python -c '$(DOCS_PACKAGES)')
 	@touch $@
 
 clean:
