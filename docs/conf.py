@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
+
+from check_site import is_searched  # noqa: E402 - the site's own check knows what its search is to find
 
 project = "paceline"
 author = "The paceline authors"
@@ -59,3 +62,14 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
+
+
+def setup(app: Any) -> None:
+    """Leave pages that are no help to users out of the search."""
+
+    def leave_out(_app: Any, env: Any) -> None:
+        for page in env.found_docs:
+            if not is_searched(page):
+                env.metadata[page]["nosearch"] = True
+
+    app.connect("env-updated", leave_out)

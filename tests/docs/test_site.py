@@ -117,3 +117,28 @@ def test_links_of_pages_beside_the_site_lead_somewhere(page: str) -> None:
         if anchor and goal.suffix == ".md":
             heads = re.findall(r"^#+ (.+)$", goal.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
+
+
+def test_the_search_finds_names_and_leaves_out_what_is_not_for_users(tmp_path: Path) -> None:
+    check = script("check_site")
+    index = {
+        "docnames": ["guides/deploy", "notes/2026-11-24-a-real-model", "architecture"],
+        "terms": {"caddi": 0, "proxi": [0, 1]},
+        "titleterms": {"systemd": 0},
+    }
+    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
+    names = {
+        "Caddy": "guides/deploy",
+        "systemd proxy": "guides/deploy",
+        "Caddies of nginx": "guides/deploy",
+        "x": "gone",
+    }
+    assert check.search_faults(tmp_path, names) == [
+        "the search finds notes/2026-11-24-a-real-model",
+        "the search for Caddies of nginx does not find guides/deploy, which lacks nginx",
+        "the search for x does not find gone, which lacks x",
+    ]
+    assert [page for page in ("guides/clients", "release", "parts/loop", "glossary") if check.is_searched(page)] == [
+        "guides/clients",
+        "glossary",
+    ]
