@@ -36,7 +36,7 @@ COMMANDS = ("demo", "run", "chat", "serve", "profile", "bench", "inflate", "prun
         ("run -temp 0.8", "there is no option -temp: did you mean --temp?"),
         ("run -model=big.gguf", "there is no option -model: did you mean --model?"),
         ("run -vrbose", "there is no option -vrbose: did you mean --verbose?"),
-        ("run -x", "there is no option -x: see paceline run --help"),
+        ("run -x", "there is no option -x: see paceline run --help-all"),
         ("rnu", "there is no command rnu: did you mean run?"),
         ("models shwo", "there is no command shwo: did you mean show?"),
     ],
@@ -48,10 +48,10 @@ def test_what_there_is_not_is_one_line_with_what_was_meant(invoke: Invoke, words
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("run --verify foo", "--verify 'foo' is not one of coupled, rejection: see paceline run --help"),
-        ("run -p", "option '-p' requires an argument: see paceline run --help"),
-        ("run --ignore-eos=yes", "option '--ignore-eos' does not take a value: see paceline run --help"),
-        ("bench hard", "got unexpected extra argument(s) (hard): see paceline bench --help"),
+        ("run --verify foo", "--verify 'foo' is not one of coupled, rejection: see paceline run --help-all"),
+        ("run -p", "option '-p' requires an argument: see paceline run --help-all"),
+        ("run --ignore-eos=yes", "option '--ignore-eos' does not take a value: see paceline run --help-all"),
+        ("bench hard", "got unexpected extra argument(s) (hard): see paceline bench --help-all"),
         ("models remove", "missing argument 'NAME': see paceline models remove --help"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_command_line_that_cannot_be_read_is_one_line(invoke: Invoke, words: s
         ("bench --json bench.json", "--json bench.json is --json=bench.json now"),
         ("profile --json profile", "--json profile is --json=profile now"),
         ("doctor target draft --json found.json", "--json found.json is --json=found.json now"),
-        ("doctor --json", "missing argument 'TARGET': see paceline doctor --help"),
+        ("doctor --json", "missing argument 'TARGET': see paceline doctor --help-all"),
         ("doctor --json absent.gguf", "there is no file absent.gguf: give the path of a GGUF file"),
         ("doctor --json - absent.gguf", "there is no file absent.gguf: give the path of a GGUF file"),
         ("models --json=list.json show target", "--json before show has no effect: put it after show"),
@@ -104,7 +104,7 @@ def test_no_name_of_an_option_is_cut_on_80_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Invoke, "COLUMNS", "80")
-    status, out, err = invoke(*command.split(), "--help")
+    status, out, err = invoke(*command.split(), "--help-all")
     assert (status, err) == (0, "")
     assert "…" not in out
     assert max(map(len, out.splitlines())) <= 80
@@ -114,7 +114,7 @@ def test_no_name_of_an_option_is_cut_on_80_columns(
     shown = set(re.findall(r"(?<![\w-])--?[\w-]+", out))
     assert len(found.params) > 0 or command == "models path"
     for option in found.params:
-        if option.param_type_name == "option" and not option.hidden:
+        if option.param_type_name == "option" and not option.hidden and option.opts != ["--help-all"]:
             assert {*option.opts, *option.secondary_opts} <= shown, option.opts
     # What an option does has half of the line, and more.
     columns = {
@@ -126,6 +126,39 @@ def test_no_name_of_an_option_is_cut_on_80_columns(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_option_has_two_defaults(invoke: Invoke, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Invoke, "COLUMNS", "300")
-    lines = invoke(*command.split(), "--help").out.splitlines()
+    lines = invoke(*command.split(), "--help-all").out.splitlines()
     # What the help says of a default besides the one in brackets.
     assert not [line for line in lines if len(re.findall(r"by default|\[default: ", line)) > 1]
+
+
+def test_help_shows_what_most_people_need_and_help_all_everything(invoke: Invoke) -> None:
+    short, everything = (invoke("run", asked).out for asked in ("--help", "--help-all"))
+    for option in ("--model", "--temp", "--no-speculation", "--help-all"):
+        assert option in short
+    assert "--xtc-threshold" not in short
+    assert "--xtc-threshold" in everything
+    # Of a text in several parts, the first.
+    assert "Sampling temperature. [default: 0.8]" in short
+    assert "Sampling temperature; 0 is greedy." in everything
+    assert len([line for line in short.splitlines() if line.startswith("│")]) < 25
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [("help", "--help"), ("help run", "run --help"), ("help run --all", "run --help-all"), ("help models show", "")],
+)
+def test_help_of_a_command(invoke: Invoke, words: str, same: str) -> None:
+    asked = invoke(*words.split())
+    assert (asked.status, asked.err) == (0, "")
+    assert asked.out == invoke(*(same or "models show --help").split()).out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("help rnu", "there is no command rnu: did you mean run?"),
+        ("help run x", "paceline run has no commands of its own: leave out 'x'"),
+    ],
+)
+def test_help_of_what_there_is_not(invoke: Invoke, words: str, says: str) -> None:
+    assert invoke(*words.split()) == (2, "", f"paceline: {says}\n")

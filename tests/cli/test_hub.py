@@ -74,7 +74,7 @@ def test_the_other_commands_take_models_of_the_hub_too(invoke: Invoke, hub: Hub)
     assert len(hub.bodies()) == 2
     assert invoke("bench", "-hf", "user/tiny", "--workloads", "none").status == 2
     for command in ("run", "bench", "profile"):
-        shown = invoke(command, "--help").out
+        shown = invoke(command, "--help-all").out
         assert all(flag in shown for flag in ("-hf, -hfr, ", "-hff, ", "-hfd, -hfrd,", "-hft, ", "--offline "))
         assert "Target from the Hugging Face Hub" in shown
 

@@ -64,9 +64,10 @@ def test_help(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__package__", "")  # else it is the name of what runs the tests
     pages = []
     for name in commands(typer.main.get_command(app), "paceline"):
-        status, out, err = invoke(*name.split()[1:], "--help")
-        assert (status, err) == (0, "")
-        pages.append("\n".join([f"$ {name} --help", *(line.rstrip() for line in out.splitlines())]))
+        for asked in ("--help", "--help-all")[: 1 + ("--help-all" in invoke(*name.split()[1:], "--help").out)]:
+            status, out, err = invoke(*name.split()[1:], asked)
+            assert (status, err) == (0, "")
+            pages.append("\n".join([f"$ {name} {asked}", *(line.rstrip() for line in out.splitlines())]))
     hold("help.txt", "\n".join(pages))
 
 
@@ -120,7 +121,8 @@ def test_the_table_of_switches_is_that_of_the_commands() -> None:
     options: dict[str, dict[str, Any]] = {}
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         shown = [each for each in command.params if not getattr(each, "hidden", False)]
-        options[name] = {flag: each for each in shown for flag in (*each.opts, *each.secondary_opts)}
+        if name != "help":
+            options[name] = {flag: each for each in shown for flag in (*each.opts, *each.secondary_opts)}
     lines = [f"| | {' | '.join(options)} |", "|---|" + "---|" * len(options)]
     for switch in COMMON:
         found = [of[switch] for of in options.values() if switch in of]

@@ -18,7 +18,6 @@ from paceline.cli.downloads import locate_pair
 from paceline.cli.inflate import LARGE_PRESET, large_target
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
-    ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     in_flags,
@@ -56,7 +55,7 @@ from paceline.planning.costs.profile_cache import KeptProfile, find_or_measure
 from paceline.runtime.worker import Worker
 from paceline.vocabularies.token_pairs import DraftVocab
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline bench --quick  [dim]# the embedded target at the cost of a 1B model, two minutes[/dim]
 
@@ -69,8 +68,6 @@ paceline bench -m target-1b-q4_0 -md draft --workloads new-code,hard,mixed --tem
 paceline bench -m big.gguf -md small.gguf --against llama-server=./llama-server
 
 paceline bench -m big.gguf --time-limit 1800  [dim]# no draft model: suffix and lookup[/dim]
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

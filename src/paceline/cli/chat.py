@@ -16,7 +16,7 @@ from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.chat_session import COMMANDS, ChatSession
 from paceline.cli.interrupts import allow_interrupts
-from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
+from paceline.cli.options import GivenOptions, ModelFlags, with_options
 from paceline.cli.prompt import (
     GrammarFile,
     GrammarText,
@@ -45,7 +45,7 @@ _PROMPT = "> "
 _CONTINUED = "\\"
 _TARGET_HELP = "Chat model: a GGUF file, a Hugging Face folder, or a name from paceline models."
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hugging Face hub[/dim]
 
@@ -54,8 +54,6 @@ paceline chat -m instruct.gguf -md small-instruct.gguf -sys "You answer in Frenc
 paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# one message a line[/dim]
 
 [dim]In the chat, /help lists its commands. Ctrl-C ends an answer, Ctrl-D the chat.[/dim]
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
+import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from paceline.core.did_you_mean import nearest, no_such_option
@@ -22,15 +23,45 @@ _LONGEST_NAMES: Final = 28
 
 _ONE_DASH: Final = re.compile(r"-[A-Za-z][A-Za-z-]+")
 
+_FURTHER: Final = re.compile(r"(?:;|[.:](?= ))[^\[]*?(?:\.|(?=$))( \[.*)?$", re.DOTALL)
+"""What follows the first part of an option's text, with the default in brackets behind it."""
+
+_EXAMPLE: Final = re.compile(r"\n+(?=paceline |curl )")
+
 OPTIONAL_VALUE: Final = "[=FILE]"
 """What the help shows of the value of an option that may have none."""
 
 STANDARD_OUTPUT: Final = "-"
 """Value of such an option where it has none."""
 
+_DEFAULTS_NOTE: Final = (
+    "[dim]Defaults of these options can be set by the environment: PACELINE_ and the option's name in the library, "
+    "such as PACELINE_TEMPERATURE for --temp; docs/guides/environment.md lists all.[/dim]"
+)
+"""Stands at the end of the help that lists all of very many options."""
+
+_HELP_ALL: Final = "paceline.help_all"
+"""Where a context notes that its help lists all options."""
+
+
+def show_help(ctx: typer.Context, *, everything: bool) -> None:
+    """Print a command's help, with all of its options or with those that most people need."""
+    ctx.meta[_HELP_ALL] = everything
+    typer.echo(ctx.get_help(), color=ctx.color)
+
 
 class Command(TyperCommand):
-    """Answers an option that it does not have with the one that was meant."""
+    """Answers an option that it does not have with the one that was meant.
+
+    Attributes:
+        short: first names of the options that ``--help`` lists, in this order; empty for all of them.
+    """
+
+    short: tuple[str, ...] = ()
+
+    def __init__(self, name: str | None, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        self.params = [*self.params, *_make_common_options()]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)  # reading takes them
@@ -47,6 +78,10 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """Answers an option or a command that it does not have with the one that was meant."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.params = [*self.params, *_make_common_options()]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         try:
@@ -61,7 +96,7 @@ class Group(TyperGroup):
             hint = (
                 f"did you mean {near}?"
                 if near is not None
-                else f"{_command_name(ctx)} --help lists those that there are"
+                else f"{command_name(ctx)} --help lists those that there are"
             )
             raise InputError(f"there is no command {name}: {hint}")
         return super().resolve_command(ctx, args)
@@ -70,13 +105,41 @@ class Group(TyperGroup):
         super(Group, _narrow_command(self, ctx)).format_help(ctx, formatter)
 
 
-def _command_name(ctx: Any) -> str:
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        show_help(ctx, everything=True)
+        raise typer.Exit
+
+
+def _have_common_options(
+    help_all: Annotated[
+        bool, typer.Option("--help-all", help="Show all options and exit.", is_eager=True, callback=_show_all)
+    ] = False,
+) -> None:
+    """Say what the options of every command are."""
+
+
+def _make_common_options() -> list[TyperOption]:
+    """Return the options that every command has."""
+    app = typer.Typer(add_completion=False)
+    app.command()(_have_common_options)
+    options = [each for each in typer.main.get_command(app).params if isinstance(each, TyperOption)]
+    for option in options:
+        option.expose_value = False
+    return options
+
+
+def command_name(ctx: Any) -> str:
     """Return what one types for a command, however the program was started."""
     names: list[str] = []
     while ctx.parent is not None:
         names.insert(0, ctx.info_name)
         ctx = ctx.parent
     return " ".join(["paceline", *names])
+
+
+def _see_help(command: Any, ctx: Any) -> str:
+    return f"see {command_name(ctx)} --help{'-all' if getattr(command, 'short', ()) else ''}"
 
 
 def _options(command: Command | Group, ctx: Any) -> list[TyperOption]:
@@ -99,7 +162,7 @@ def _refuse_one_dash(command: Command, ctx: Any, words: Sequence[str]) -> None:
         name = word.partition("=")[0]
         is_slip = _ONE_DASH.fullmatch(name) and name not in names and f"-{name}" in names
         if is_slip and before not in with_value:
-            raise InputError(no_such_option(name, names, f"see {_command_name(ctx)} --help"))
+            raise InputError(no_such_option(name, names, _see_help(command, ctx)))
         before = word
 
 
@@ -134,10 +197,10 @@ def _explain(error: typer.TyperException, command: Command | Group, ctx: Any, wo
         return error
     if not hasattr(error, "possibilities"):  # what the error of an unknown option has, and no other
         message = _explain_value(error) or str(getattr(error, "message", error)) or error.format_message()
-        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: see {_command_name(ctx)} --help")
+        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: {_see_help(command, ctx)}")
     names = _names(_options(command, ctx))
     written = _find_written(getattr(error, "option_name", ""), words, names)
-    return InputError(no_such_option(written, names, f"see {_command_name(ctx)} --help"))
+    return InputError(no_such_option(written, names, _see_help(command, ctx)))
 
 
 def _explain_value(error: typer.TyperException) -> str | None:
@@ -166,16 +229,38 @@ def _find_written(name: str, words: Sequence[str], names: Collection[str]) -> st
 
 def _narrow_command(command: Any, ctx: Any) -> Any:
     """Return a command as typer's help has room for: an option's names and what its value is are one name."""
+    short = () if ctx.meta.get(_HELP_ALL) else getattr(command, "short", ())
     shown = copy.copy(command)
     shown.params = [
-        _narrow_option(each, ctx) if isinstance(each, TyperOption) else each for each in command.get_params(ctx)
+        _narrow_option(each, ctx, is_short=bool(short)) if isinstance(each, TyperOption) else each
+        for each in _choose_params(command, ctx, short)
     ]
     shown.add_help_option = False  # it is among them
+    shown.epilog = _EXAMPLE.sub("\n", command.epilog or "")
+    if getattr(command, "short", ()) and not short:
+        shown.epilog += f"\n\n{_DEFAULTS_NOTE}"
     return shown
 
 
-def _narrow_option(option: TyperOption, ctx: Any) -> TyperOption:
-    names = sorted((*option.opts, *option.secondary_opts), key=lambda name: name.startswith("--"))
+def _choose_params(command: Any, ctx: Any, short: Sequence[str]) -> list[Any]:
+    """Return the parameters that the help lists: all of them, or those of its short form, in its order."""
+    params = command.get_params(ctx)
+    if not short:
+        return [each for each in params if each.opts != ["--help-all"]]
+    options = {each.opts[0]: each for each in params if isinstance(each, TyperOption)}
+    arguments = [each for each in params if not isinstance(each, TyperOption)]
+    (asks_help,) = (each for each in params if "--help" in each.opts)
+    return [*arguments, *(options[name] for name in short), options["--help-all"], asks_help]
+
+
+def _narrow_option(option: TyperOption, ctx: Any, *, is_short: bool) -> TyperOption:
+    shown = copy.copy(option)
+    if is_short:
+        # One panel, and of several spellings a short and a long one.
+        dashes = {name.startswith("--"): name for name in reversed(option.opts)}
+        shown.opts, shown.rich_help_panel = [dashes[key] for key in sorted(dashes)], None
+        shown.help = _FURTHER.sub(r".\1", option.help or "")
+    names = sorted((*shown.opts, *option.secondary_opts), key=lambda name: name.startswith("--"))
     value = None if option.is_flag else option.display_type_rich(ctx)
     words = [*(f"{name}, " for name in names[:-1]), names[-1] if value == OPTIONAL_VALUE else f"{names[-1]} "]
     # A choice of many is broken between them.
@@ -185,11 +270,10 @@ def _narrow_option(option: TyperOption, ctx: Any) -> TyperOption:
         if lines[-1] and len((lines[-1] + word).rstrip()) > _LONGEST_NAMES:
             lines.append("")
         lines[-1] += word
-    shown = copy.copy(option)
     if option.is_flag and option.secondary_opts and option.show_default and option.default is not None:
         # Typer's own would be made of the names.
         chosen = (option.opts if option.default else option.secondary_opts)[0].lstrip("-")
-        shown.help = f"{option.help or ''} [dim]\\[default: {chosen}][/dim]"
+        shown.help = f"{shown.help or ''} [dim]\\[default: {chosen}][/dim]"
         shown.show_default = False
     shown.opts, shown.secondary_opts, shown.metavar = ["\n".join(map(str.rstrip, lines))], [], ""
     return shown

@@ -13,7 +13,6 @@ from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_model, make_draft
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
-    ENVIRONMENT_NOTE,
     NAMED_BY_ARGUMENTS,
     NAMES_OF_MODELS,
     refuse_given,
@@ -37,7 +36,7 @@ from paceline.machine import machine
 from paceline.models.description import describe
 from paceline.models.registry import complete_model
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline compare target.gguf draft.gguf --html disagreement.html
 
@@ -46,8 +45,6 @@ paceline compare model-Q8_0.gguf model-Q4_K_M.gguf --as-is --text wiki.test.raw 
 paceline compare target.gguf draft.gguf --text prompts.jsonl --temp 0
 
 paceline compare target draft --json=disagreement.json
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

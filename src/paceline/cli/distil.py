@@ -16,7 +16,7 @@ from paceline.cli import exits
 from paceline.cli.display import error_console, print_path
 from paceline.cli.downloads import locate_model
 from paceline.cli.interrupts import hold_interrupts
-from paceline.cli.options import ENVIRONMENT_NOTE, refuse_given, with_options
+from paceline.cli.options import refuse_given, with_options
 from paceline.cli.outputs import JsonTo, Outputs, report_console
 from paceline.cli.progress import ProgressBar
 from paceline.conversion.own_draft import OwnDraft
@@ -36,7 +36,7 @@ from paceline.models.fingerprints import fingerprint
 from paceline.models.registry import complete_model
 from paceline.sizes import format_seconds, parse_seconds
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline distil target.gguf draft.gguf better.gguf --prompts prompts.jsonl --time 60m
 
@@ -45,8 +45,6 @@ paceline distil target.gguf draft.gguf better.gguf --answers log.jsonl  [dim]# o
 paceline distil target.gguf ./draft ./better --prompts mine.txt --temp 0  [dim]# Hugging Face folders[/dim]
 
 paceline distil target draft better.gguf --time 10m  [dim]# the embedded pair, on its own kinds of text[/dim]
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

@@ -16,7 +16,6 @@ from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_model, make_draft
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
-    ENVIRONMENT_NOTE,
     NAMED_BY_ARGUMENTS,
     NAMES_OF_MODELS,
     in_flags,
@@ -47,7 +46,7 @@ from paceline.models.description import describe
 from paceline.models.registry import complete_model
 from paceline.terminal_text import printable_line
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline doctor target.gguf draft.gguf
 
@@ -60,8 +59,6 @@ paceline doctor target.gguf draft.gguf self --text prompts.jsonl --temp 0
 paceline doctor target.gguf draft.gguf --export llama-server
 
 paceline doctor target-1b-q8_0 draft --json=doctor.json --html doctor.html
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

@@ -286,7 +286,7 @@ def remarks_on(arguments: Sequence[str], known: Collection[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         flag = FOREIGN.get(name)
         if flag is None:
-            way_out = "see paceline serve --help"
+            way_out = "see paceline serve --help-all"
             if not name.startswith("-"):
                 raise InputError(f"unexpected argument {word!r}: {way_out}")
             # Its own options first: who slips means one of those.

@@ -30,7 +30,7 @@ paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
 
 paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hugging Face hub[/dim]
 
-[dim]paceline COMMAND --help has more of them, and every option.[/dim]
+[dim]paceline help COMMAND has more of them, and the options; with --all, every option.[/dim]
 """
 """Examples below the command's help."""
 
@@ -44,33 +44,66 @@ class _Source:
         function: its function there, or a group of commands.
         kind: its class there, where that is another one.
         context_settings: how its words are read.
+        short: first names of the options that its ``--help`` lists, in this order; those of all of them without.
     """
 
     module: str
     function: str
     kind: str | None = None
     context_settings: Mapping[str, bool] = field(default_factory=dict)
+    short: str = ""
 
 
 _COMMANDS: Final = {
     # In the order in which one comes to need them.
     "demo": _Source("demo", "demo"),
-    # It refuses further words itself, and says where a prompt goes.
-    "run": _Source("run", "run", context_settings={"allow_extra_args": True}),
-    "chat": _Source("chat", "chat"),
-    # Flags of llama-server that are no options of ours come as words, and are told apart by the command.
-    "serve": _Source("serve", "serve", "ServeCommand", {"allow_extra_args": True, "ignore_unknown_options": True}),
+    "run": _Source(
+        "run",
+        "run",
+        # It refuses further words itself, and says where a prompt goes.
+        context_settings={"allow_extra_args": True},
+        short="-m -md -hf -p -f -n --chat -sys -j --temp --seed -c -t -ngl --no-speculation --compare --json",
+    ),
+    "chat": _Source(
+        "chat", "chat", short="-m -md -hf -sys -p -n --reasoning --temp --seed -c -t -ngl --no-speculation --json"
+    ),
+    "serve": _Source(
+        "serve",
+        "serve",
+        "ServeCommand",
+        # Flags of llama-server that are no options of ours come as words, and are told apart by the command.
+        {"allow_extra_args": True, "ignore_unknown_options": True},
+        short="-m -md -hf --host --port -a --api-key -c -np -n --temp -t -ngl --memory --models-dir --no-speculation",
+    ),
     "rpc-worker": _Source("rpc_worker", "rpc_worker"),
     "models": _Source("models", "app"),
-    "doctor": _Source("doctor", "doctor"),
-    "compare": _Source("compare", "compare"),
-    "distil": _Source("distil", "distil_command"),
-    "profile": _Source("profile", "profile_command"),
-    "bench": _Source("bench", "bench"),
-    "plan": _Source("plan", "plan"),
+    "doctor": _Source("doctor", "doctor", short="--text --temp --seed --budget-s -c -t -ngl --json --html"),
+    "compare": _Source(
+        "compare", "compare", short="--text --answers --as-is --window -n --temp --seed -c -t -ngl --json --html"
+    ),
+    "distil": _Source(
+        "distil",
+        "distil_command",
+        short="--prompts --answers --time --epochs --lora --type --temp --seed --force -c -t -ngl --json",
+    ),
+    "profile": _Source(
+        "profile", "profile_command", short="-m -md -hf --widths --budget-s --force -t -ngl --json --html"
+    ),
+    "bench": _Source(
+        "bench",
+        "bench",
+        short="-m -md -hf --quick --workloads --variants --against --temp -n --repeats --time-limit -c -t -ngl --json --html",
+    ),
+    "plan": _Source(
+        "plan",
+        "plan",
+        short="-m -md -hf --rate --users --prompt-tokens --prefixes --prefix-tokens -n --replicas --target-ttft "
+        "--target-tpot --text --temp -np -c -t -ngl --json --html",
+    ),
     "inflate": _Source("inflate", "inflate_command"),
     "prune": _Source("prune", "prune"),
     "convert": _Source("convert", "convert"),
+    "help": _Source("help", "help_command"),
 }
 
 
@@ -114,7 +147,9 @@ def _make_command(name: str, source: _Source) -> Any:
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
         context_settings=dict(source.context_settings),
     )(function)
-    return typer.main.get_command(alone)
+    command: Any = typer.main.get_command(alone)
+    command.short = tuple(source.short.split())
+    return command
 
 
 app = typer.Typer(

@@ -55,12 +55,6 @@ _OF_DRAFTS_ALONE: Final = ("vocab", "token_map")
 WITHOUT_DRAFT_MODEL: Final = "has no effect without a draft model: name one with -md or -hfd"
 """Why options of the draft model are refused where there is none."""
 
-ENVIRONMENT_NOTE: Final = (
-    "[dim]Defaults of these options can be set by the environment: PACELINE_ and the option's name in the library, "
-    "such as PACELINE_TEMPERATURE for --temp; docs/guides/environment.md lists all.[/dim]"
-)
-"""Stands at the end of the help of commands that have options of the table."""
-
 _NOT_EVERYWHERE: Final = ("override_tensors", "max_sequences", "model_defaults", "verbose")
 """Options of models that only some commands have."""
 

@@ -15,7 +15,6 @@ from paceline.cli.display import error_console
 from paceline.cli.downloads import locate_pair
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
-    ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     ModelFlags,
@@ -48,7 +47,7 @@ from paceline.runtime.worker import Worker
 from paceline.server_options import DEFAULT_PARALLEL
 from paceline.vocabularies.token_pairs import DraftVocab
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline plan  [dim]# the embedded pair, one request a second[/dim]
 
@@ -59,8 +58,6 @@ paceline plan -m big.gguf --rate 2 --prompt-tokens 3000 --prefix-tokens 2000 --p
 paceline plan -m big.gguf -md small.gguf -np 8 --replicas 1,2,3,4,6,8 --target-ttft 2 --target-tpot 0.05
 
 paceline plan --rate 8 --json | jq .advice
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

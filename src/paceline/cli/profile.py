@@ -16,7 +16,6 @@ from paceline.cli.display import error_console, output_console
 from paceline.cli.downloads import locate_pair
 from paceline.cli.interrupts import hold_interrupts
 from paceline.cli.options import (
-    ENVIRONMENT_NOTE,
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     ModelFlags,
@@ -40,7 +39,7 @@ from paceline.planning.costs.profile_cache import find_or_measure
 from paceline.planning.costs.profiling import default_widths, usable_widths
 from paceline.terminal_text import can_encode
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline profile  [dim]# the embedded pair[/dim]
 
@@ -51,8 +50,6 @@ paceline profile -m target-1b-q4_0 --widths 1-16 --budget-s 60 --force
 paceline profile -m big.gguf --html staircase.html --json=profile.json
 
 paceline profile --json | jq .profile.target.widths
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

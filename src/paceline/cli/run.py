@@ -18,7 +18,7 @@ from paceline.chat.messages import Message
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.display import AnswerWriter, error_console
-from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, ModelFlags, with_options
+from paceline.cli.options import GivenOptions, ModelFlags, with_options
 from paceline.cli.outputs import Outputs, json_option
 from paceline.cli.progress import show_prompt_progress
 from paceline.cli.prompt import (
@@ -71,7 +71,7 @@ _speculation = functools.partial(typer.Option, rich_help_panel=SPECULATION_PANEL
 _LONG_S = 120.0
 """Seconds of a comparison beyond which its length is said beforehand."""
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline run  [dim]# the embedded pair on a text it has not seen[/dim]
 
@@ -85,11 +85,9 @@ paceline run -m big.gguf -f draft.txt --drafters suffix,lookup --temp 0
 
 paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
 
-paceline run -m instruct.gguf --chat -p "Who wrote Emma?" -j '{{"type": "object"}}'  [dim]# in JSON[/dim]
+paceline run -m instruct.gguf --chat -p "Who wrote Emma?" -j '{"type": "object"}'  [dim]# in JSON[/dim]
 
 paceline run -m ./hf-model -md ./hf-draft -p "Once upon" --json
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 

@@ -19,7 +19,7 @@ from paceline.cli.commands import Command
 from paceline.cli.display import error_console
 from paceline.cli.llama_flags import remarks_on, shielded, with_llama_variables
 from paceline.cli.model_router import ServedModels, is_router, route
-from paceline.cli.options import ENVIRONMENT_NOTE, GivenOptions, in_flags, refuse_given, with_options
+from paceline.cli.options import GivenOptions, in_flags, refuse_given, with_options
 from paceline.cli.report import print_memory_plan
 from paceline.cli.setup import (
     FoundModels,
@@ -44,7 +44,7 @@ from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
 if TYPE_CHECKING:
     from paceline.serving.model_host import Served, ServedEmbedder, ServedModel
 
-EPILOG = f"""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
 paceline serve  [dim]# the embedded pair, at http://127.0.0.1:8080[/dim]
 
@@ -54,12 +54,10 @@ paceline serve -hf ggml-org/gemma-3-1b-it-GGUF --host 0.0.0.0 --api-key-file key
 
 paceline serve --models-dir models --models-memory 12G  [dim]# each loaded when a request names it[/dim]
 
-curl http://127.0.0.1:8080/v1/chat/completions -d '{{"messages": [{{"role": "user", "content": "Hello"}}]}}'
+curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
 [dim]Flags of llama-server and its LLAMA_ARG_... variables mean here what they mean there; those that change nothing are
 taken, and named.[/dim]
-
-{ENVIRONMENT_NOTE}
 """
 """Examples below the command's help."""
 
