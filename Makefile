@@ -1,9 +1,8 @@
 # Everything from a bare machine: Python, make and a C++ compiler (for llama.cpp) are all it takes.
 #
 #   make demo        one prompt decoded plainly and speculatively, side by side: a minute, after a few of setting up
-#   make test        lint, types and tests of what users get: a few minutes
-#   make test-ci     what has to pass before a change lands: tests that take long, too, and two minutes of attacks
-#   make test-all    all of them, with every random scene, and the planner's of the sources as they are too
+#   make test        lint, types, the site and tests: what has to pass before a change lands, some ten minutes
+#   make test-all    tests that take long, too, every random scene, and the sources of the planner as they are
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make test-gateway    tests of two servers behind a gateway (smg): downloads 50 MB the first time
@@ -64,18 +63,15 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-ci test-all test-real test-page test-gateway test-ray test-rpc test-kubernetes lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
+.PHONY: demo test test-all test-real test-page test-gateway test-ray test-rpc test-kubernetes lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
 
-test: lint types quick docs
-
-# `test`, `long` and `attack` in less time. What keeps one core busy runs beside something else, and tests are one run.
-test-ci: $(VENV)/.installed-docs
-	$(MAKE) --jobs 2 --output-sync=target lint types docs
-	$(BIN)/python -m pytest --quick -m "long or not long" $(SHARED)
-	$(MAKE) attack
+# What keeps one core busy runs beside something else.
+test: $(VENV)/.installed-docs
+	@$(MAKE) --jobs 2 --output-sync=target lint types docs
+	@$(MAKE) quick
 
 test-all: lint types unit interpreted docs
 

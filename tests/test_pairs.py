@@ -97,6 +97,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.long
 def test_passes_in_bfloat16_leave_those_of_llama_cpp_alone() -> None:
     # A processor with AMX ended the process here, as both configure its tiles.
     pytest.importorskip("torch", reason="needs paceline[torch]")

@@ -22,7 +22,7 @@ from tests.tiers import by_tier
 
 OURS = "AB<| \tẞ\n\x1c"
 THEIRS = "ab>_\u2003\rßﬁİ\u2028🙂"
-EXAMPLES = by_tier(1000, quick=200)
+EXAMPLES = by_tier(1000, quick=80)
 
 
 def marked(text: str) -> MarkedText:

@@ -36,7 +36,7 @@ OVERLAPPING = [*APART, "|><|", "<|im", "end|>xyz", "a|a", "a|a|a|a", "[PAD5]", "
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
-EXAMPLES = by_tier(600, quick=150)
+EXAMPLES = by_tier(600, quick=60)
 
 
 @pytest.fixture(scope="module")

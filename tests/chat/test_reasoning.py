@@ -25,6 +25,7 @@ from paceline.core.errors import InputError, SamplingError
 from paceline.core.reasoning import ReasoningBudget
 from paceline.core.text import TextSegment
 from tests.chat.conversing import ControlledBytes, read_message, split_reasoning
+from tests.tiers import by_tier
 
 THINK = ReasoningMarkers("<think>", "</think>")
 CHANNELS = KNOWN_MARKERS[0].markers
@@ -78,7 +79,7 @@ def once(markers: ReasoningMarkers | None, begun: bool, text: str) -> tuple[str,
     return "\n".join(filter(None, reasonings)), "\n".join(filter(None, contents))
 
 
-@settings(max_examples=2000)
+@settings(max_examples=by_tier(2000, quick=300))
 @given(answer=answers(), places=st.lists(st.integers(0, 300), max_size=40))
 @example(answer=(TIGHT, False, " <a> x <<b <c y<<d> <a>z"), places=[*range(30)])
 def test_the_split_is_that_of_the_whole_text(
@@ -99,7 +100,7 @@ def test_the_split_is_that_of_the_whole_text(
     assert split_reasoning(text, markers, begun=begun) == (expected[0] or None, expected[1])
 
 
-@settings(max_examples=500)
+@settings(max_examples=by_tier(500, quick=150))
 @given(answer=answers())
 def test_nothing_is_lost_but_markers_and_whitespace(answer: tuple[ReasoningMarkers | None, bool, str]) -> None:
     """Each letter comes out in its place; what does not come out is markers and whitespace."""

@@ -82,7 +82,7 @@ def test_what_is_not_the_template_s_own_is_refused(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", some_long(LARGE, quick=list(LARGE)[::3]))
+@pytest.mark.parametrize("name", some_long(LARGE, quick=list(LARGE)[::6]))
 def test_what_takes_or_makes_too_much_is_refused(name: str) -> None:
     error = render(LARGE[name])
     assert isinstance(error, ModelFileError)

@@ -70,7 +70,7 @@ LOADS: Final = {
     ("command", "columns"),
     some_long(
         [*((command, 80) for command in LOADS), *((command, 120) for command in ("run", "chat"))],
-        quick=[("run", 80), ("chat", 120), ("demo", 80)],
+        quick=[("chat", 120)],
     ),
 )
 def test_nothing_of_the_status_is_left_and_no_colour_is_spelled_out(command: str, columns: int, tmp_path: Path) -> None:

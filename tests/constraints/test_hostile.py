@@ -23,7 +23,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import ConstraintError
 from tests.constraints.helpers import BYTES, accepts
 from tests.constraints.hostile_sources import hostile_source
-from tests.tiers import by_tier
+from tests.tiers import by_tier, some_long
 
 MAX_S = 60.0
 """Seconds of processor time for each; they take less than two."""
@@ -201,7 +201,7 @@ SOURCES: dict[str, tuple[Callable[[], Source], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", some_long(SOURCES, quick=list(SOURCES)[::3]))
 def test_a_hostile_source_takes_bounded_time(name: str) -> None:
     make, message = SOURCES[name]
     began_s = time.process_time()

@@ -19,6 +19,7 @@ from paceline.core.sampling import RowSampler
 from paceline.core.tree import ROOT, DraftTree
 from paceline.core.verify import make_verifier
 from tests.reasoning_machine import Machine
+from tests.tiers import by_tier
 
 START, END = (7,), (8, 9)
 
@@ -68,7 +69,7 @@ SEEDS = st.integers(0, 2**32)
 """Of orders: hypothesis takes long to draw a permutation."""
 
 
-@settings(max_examples=1000)
+@settings(max_examples=by_tier(1000, quick=200))
 @given(budget=budgets(), prompt=TEXTS, answers=st.lists(TEXTS, min_size=1, max_size=6), seed=SEEDS)
 def test_what_is_forced_is_a_function_of_the_history(
     budget: ReasoningBudget, prompt: list[int], answers: list[list[int]], seed: int
@@ -86,7 +87,7 @@ def test_what_is_forced_is_a_function_of_the_history(
             assert keeper.forced(history) == expected[length]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=by_tier(1000, quick=200))
 @given(budget=budgets(), prompt=TEXTS, rounds=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6), seed=SEEDS)
 def test_an_end_that_is_asked_for_is_a_function_of_the_history_and_its_place(
     budget: ReasoningBudget, prompt: list[int], rounds: list[tuple[list[int], list[int]]], seed: int

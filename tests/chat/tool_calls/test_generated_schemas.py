@@ -23,7 +23,7 @@ from tests.chat.tool_calls.machine import CONTROL_IDS, text_of, written_at_rando
 from tests.constraints.generated_schemas import check, generated_schema, without_old_bounds
 from tests.tiers import by_tier
 
-NUMBER: Final = by_tier(2_000, quick=60)
+NUMBER: Final = by_tier(2_000, quick=30)
 """Schemas. Each is called in a fifth of the families' ways, and every family has a fifth of them."""
 
 # A number that is none for Python.
