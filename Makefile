@@ -41,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What llama-cpp-python has for pictures and sound is left out: nothing here uses it, and it takes a while to compile.
 export CMAKE_ARGS += -DLLAVA_BUILD=OFF
 # So is what llama.cpp's own programs share, which is as much again.
-export CMAKE_ARGS += -DCMAKE_PROJECT_llama_cpp_INCLUDE="$(CURDIR)/tools/llama_cpp.cmake"
+export CMAKE_ARGS += -DCMAKE_PROJECT_llama_cpp_INCLUDE="$(CURDIR)/src/paceline/engines/llama_cpp/llama_cpp.cmake"
 # Layers on other machines take llama.cpp's RPC: two files more. Where they do not compile, it is left out.
 export CMAKE_ARGS += -DGGML_RPC=ON
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from benchmarks.gpu import measuring, packing, running, start
-from benchmarks.gpu.building import compiles_amx_wrongly
 from benchmarks.gpu.kernels import cut_kernels
 from benchmarks.gpu.measuring import Run, covered, speed, speed_figures
 from benchmarks.gpu.packing import make_pack
@@ -227,15 +226,6 @@ def test_a_process_that_fails_or_takes_too_long_is_a_failed_step(pack_run: PackR
         list(pack_run._process({"task": "nothing"}, 60.0))
     with pytest.raises(FailedError, match="not done within 0 s"):
         list(pack_run._process({"task": "nothing"}, 0.01))
-
-
-@pytest.mark.parametrize(("said", "is_wrong"), [("const void **", True), ("const char(*)[64]", False)])
-def test_a_compiler_is_asked_how_it_configures_amx_tiles(tmp_path: Path, said: str, is_wrong: bool) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text(f"#!/bin/sh\ncat <<'END'\nldtilecfg %0 (*(({said} ) config))\nEND\n", encoding="utf-8")
-    compiler.chmod(0o755)
-    assert compiles_amx_wrongly(str(compiler)) == is_wrong
-    assert not compiles_amx_wrongly(str(tmp_path / "none"))
 
 
 def test_a_process_is_ended_with_all_that_it_started() -> None:

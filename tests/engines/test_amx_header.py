@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.engines.tiles import CONFIGURATION, ROWS, WIDTHS, loaded_configuration, to_assembly
 
+from paceline.engines.building import AMX_HEADER
 from paceline.engines.llama_cpp import native
 
 CHECKOUT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     header = folder / "src/paceline/engines/llama_cpp/amx_tile_config.h"
     header.parent.mkdir(parents=True)
     shutil.copyfile(CHECKOUT / "Makefile", folder / "Makefile")
-    shutil.copyfile(native._MENDING_HEADER, header)
+    shutil.copyfile(AMX_HEADER, header)
     return folder
 
 

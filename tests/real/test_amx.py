@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engines.llama_cpp import native
+from paceline.engines.building import AMX_HEADER
 from tests.engines.tiles import CONFIGURATION, loaded_configuration, to_assembly
 
 PROGRAM = """
@@ -26,5 +26,5 @@ def test_the_whole_configuration_is_loaded(models: Path, tmp_path: Path) -> None
     configuring, loading, _ = rest.partition("_tile_loadconfig(&tc);")
     assert loading
     program = PROGRAM.format(f"{struct}{configuring}{loading} done = true; }}")
-    flags = f"-include {shlex.quote(str(native._MENDING_HEADER))} -O3"
+    flags = f"-include {shlex.quote(str(AMX_HEADER))} -O3"
     assert loaded_configuration(tmp_path, "g++", to_assembly(tmp_path, "g++", program, flags)) == CONFIGURATION

@@ -104,7 +104,7 @@ def chat(
     found = setup.find()
     check_can_chat(Path(found.target.path), conversation.replaced_by)
     # A person ends a chat in other ways, and loses none to an interrupt that came as the answer ended.
-    with open_model(setup, found) as (model, _), nullcontext() if is_typed() else allow_interrupts():
+    with open_model(setup, found, silent=as_json) as (model, _), nullcontext() if is_typed() else allow_interrupts():
         options = request_options(context, model, given, params, rules, speculation)
         if source is not None:
             options["constraint"] = model.compile(source)

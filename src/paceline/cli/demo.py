@@ -169,7 +169,7 @@ def demo(
     if not steps.is_terminal:  # which shows how far that is
         steps.print("loading; what passes cost here is measured the first time, in some 10 s")
     others = OtherPrograms()
-    with open_model(setup, FoundModels(target, draft)) as (model, interrupted):
+    with open_model(setup, FoundModels(target, draft), silent=outputs.prints_json) as (model, interrupted):
         if (words := describe_busy(others.cores())) is not None:
             steps.print(words, style="yellow", markup=False)
         console = output_console(soft_wrap=not sys.stdout.isatty())

@@ -25,6 +25,7 @@ from paceline.cli.options import (
 from paceline.cli.outputs import HtmlFile, JsonTo, Outputs, report_console
 from paceline.cli.progress import ProgressBar
 from paceline.cli.prompt import text_option
+from paceline.cli.setup import tell_idle
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
@@ -154,6 +155,8 @@ def doctor(
             "there is no draft model to try: name one, a folder that holds some, or self, the target quantised smaller"
         )
     has_devices = bool(offload_devices(target_options))
+    if not outputs.prints_json:
+        tell_idle(target_options)
     examined: list[Examined] = []
     is_whole = True
     with hold_interrupts() as interrupted, ProgressBar("", total=float(len(found))) as progress:

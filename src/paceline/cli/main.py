@@ -77,6 +77,7 @@ _COMMANDS: Final = {
     ),
     "rpc-worker": _Source("rpc_worker", "rpc_worker"),
     "models": _Source("models", "app"),
+    "engine": _Source("engine", "engine"),
     "doctor": _Source("doctor", "doctor", short="--text --temp --seed --budget-s -c -t -ngl --json --html"),
     "compare": _Source(
         "compare", "compare", short="--text --answers --as-is --window -n --temp --seed -c -t -ngl --json --html"

@@ -197,7 +197,7 @@ def run(
         check_can_chat(Path(found.target.path), conversation.replaced_by)
     elif as_chat is None and not outputs.prints_json:
         _hint_at_template(found.target)
-    with open_model(setup, found) as (loaded, interrupted):
+    with open_model(setup, found, silent=outputs.prints_json) as (loaded, interrupted):
         options = request_options(context, loaded, given, params, rules, speculation)
         if source is not None:
             options["constraint"] = loaded.compile(source)

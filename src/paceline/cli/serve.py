@@ -30,6 +30,7 @@ from paceline.cli.setup import (
     choose_setup,
     request_options,
     size_models,
+    tell_idle,
 )
 from paceline.core.errors import InputError, ModelFileError
 from paceline.core.extras import missing
@@ -174,6 +175,8 @@ def serve(
                 return
             ready.set()
             announce_builtin_model(models)
+            if link is None:
+                tell_idle(found.target)
             for url in urls if link is None else ():
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
             if isinstance(served, ServedEmbedder):

@@ -30,6 +30,7 @@ from paceline.cli.report import print_memory_plan
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
+from paceline.engines.libraries import idle_parts
 from paceline.engines.loading import foreseen_context_length
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
@@ -43,6 +44,7 @@ from paceline.planning.costs.meter import Report
 from paceline.planning.policies.fixed import NO_SPECULATION, FixedPolicy
 from paceline.planning.registry import POLICY_NAMES, check_policy_name
 from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
+from paceline.terminal_text import printable_line
 
 SPECULATION_PANEL: Final = "Speculation"
 """Heading of the options of speculation in ``--help``."""
@@ -227,11 +229,18 @@ def size_models(context: typer.Context, found: FoundModels, models: ModelChoice,
     return FoundModels(target, draft)
 
 
+def tell_idle(options: ModelOptions) -> None:
+    """Say which GPU of this machine, or which part of its processor, the engine of a model was built without."""
+    for idle in idle_parts(options):
+        error_console().print(printable_line(str(idle)), style="yellow", markup=False)
+
+
 @contextlib.contextmanager
-def open_model(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, threading.Event]]:
+def open_model(setup: Setup, found: FoundModels, *, silent: bool = False) -> Iterator[tuple[Model, threading.Event]]:
     """Load the models for as long as the block runs; yield the model, and what the first interrupt sets.
 
-    The first interrupt ends measuring at its next step. Within the block it only sets the event.
+    The first interrupt ends measuring at its next step. Within the block it only sets the event. ``silent`` leaves out
+    remarks.
     """
     with hold_interrupts() as interrupted, contextlib.ExitStack() as stack:
         with show_measuring(interrupted) as report:
@@ -240,6 +249,8 @@ def open_model(setup: Setup, found: FoundModels) -> Iterator[tuple[Model, thread
             raise typer.Exit(exits.INTERRUPTED)
         if model.memory_plan is not None:
             print_memory_plan(model.memory_plan)
+        if not silent:
+            tell_idle(found.target)
         yield model, interrupted
 
 

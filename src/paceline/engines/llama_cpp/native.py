@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +21,7 @@ import numpy.typing as npt
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from paceline.core.errors import CapabilityError, EngineError, InputError, ModelFileError
+from paceline.engines.builds import BACKENDS, LlamaBuild
 from paceline.engines.llama_cpp import first_load
 from paceline.engines.options import OUTPUT_STATE
 from paceline.models.gguf_checks import check_values
@@ -35,8 +34,41 @@ MAX_SEQUENCE_IDS: Final = 256
 
 def describe_library() -> str:
     """Return the binding's version, and what llama.cpp was built with and finds on this processor."""
-    features = llama_cpp.llama_print_system_info().decode("utf-8", errors="replace")
-    return f"llama-cpp-python {llama_cpp.__version__}: {features}"
+    features = _system_info()
+    # Some say nothing of their features, and passes take other times with them.
+    silent = [name for name in backend_names() if name not in ("CPU", "RPC") and f"{name} : " not in features]
+    return f"llama-cpp-python {llama_cpp.__version__}: {features}{' '.join(silent)}"
+
+
+def describe_build() -> LlamaBuild:
+    """Return what llama.cpp was built with. The libraries are initialised before."""
+    features = {
+        name: dict(re.findall(r"(\w+) = ([^|]*?) \|", told))
+        for name, told in re.findall(r"(\w+) : ((?:\w+ = [^|]* \| ?)+)", _system_info())
+    }
+    commit = _find_function(["ggml_commit"], [], ctypes.c_char_p)
+    compilers = {version for path in _cpu_libraries() for version in _compilers(path.read_bytes())}
+    return LlamaBuild(
+        version=llama_cpp.__version__,
+        commit=None if commit is None else commit().decode("utf-8", errors="replace"),
+        folder=str(Path(llama_cpp.__file__).parent),
+        compilers=tuple(sorted(compilers)),
+        backends=tuple(backend_names()),
+        features=features,
+        devices=tuple(device_titles(list(offload_devices()))),
+    )
+
+
+def _system_info() -> str:
+    return str(llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"))
+
+
+def backend_names() -> list[str]:
+    """Return the backends that are registered, by the names that their makers give them."""
+    names = [
+        _registry_name(_registry_get(index)).decode("utf-8", errors="replace") for index in range(_registry_count())
+    ]
+    return ["Metal" if name == "MTL" else name for name in names]
 
 
 # --- log --------------------------------------------------------------------------------------------------------------
@@ -147,8 +179,6 @@ def reason(lines: Sequence[str]) -> str:
 _DOUBTFUL_GCC: Final = range(11, 14)
 """Major versions that know AMX and of which some releases miscompile its use."""
 
-_MENDING_HEADER: Final = Path(__file__).with_name("amx_tile_config.h")
-"""The header that is to be included where the compiler's own is wrong."""
 _MENDED: Final = b"paceline: whole AMX tile configurations"
 """A text of libraries that were compiled with paceline's header for AMX."""
 
@@ -178,37 +208,11 @@ def check_build() -> None:
     versions = [version for library in libraries if _MENDED not in library for version in _compilers(library)]
     doubtful = [version for version in versions if int(version.partition(".")[0]) in _DOUBTFUL_GCC]
     if doubtful and _crashes(_WIDE_PASS):
+        recipe = next((BACKENDS[name] for name in backend_names() if name in BACKENDS), "cpu")
         raise CapabilityError(
-            f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; compile it with "
-            "paceline's header, beside flags of your own (-DCMAKE_CXX_FLAGS=... in CMAKE_ARGS replaces CXXFLAGS, so "
-            f"both go there), which mends that: {_install_mended(os.environ)}"
+            f"the installed llama.cpp crashes: GCC {doubtful[0]} compiled its AMX code wrongly; "
+            f"paceline engine --build {recipe} compiles it rightly, with your CMAKE_ARGS and CXXFLAGS"
         )
-
-
-_SETS_FLAGS: Final = re.compile(r"(-D)?CMAKE_CXX_FLAGS(:[A-Z]+)?=")
-
-
-def _install_mended(environment: Mapping[str, str]) -> str:
-    """Return the command that compiles the same llama-cpp-python rightly, with the flags of this environment."""
-    # Quoted for the compiler's command line, and that for CMAKE_ARGS and for the shell.
-    include = f"-include {shlex.quote(str(_MENDING_HEADER))}"
-    arguments = shlex.split(environment.get("CMAKE_ARGS", ""))
-    if settings := [place for place, argument in enumerate(arguments) if _SETS_FLAGS.match(argument)]:
-        arguments[settings[-1]] += f" {include}"  # the last one counts
-        flags = f"CMAKE_ARGS={_quote(shlex.join(arguments))}"
-    else:
-        own = environment.get("CXXFLAGS", "")
-        flags = f"CXXFLAGS={_quote(f'{own} {include}'.lstrip())}"
-    python, package = shlex.quote(sys.executable), f"llama-cpp-python=={llama_cpp.__version__}"
-    # pip and uv cache what they compiled, and would install that again.
-    if importlib.util.find_spec("pip") is None:  # uv makes environments without it
-        return f"{flags} uv pip install --python {python} --reinstall --no-deps --no-cache {package}"
-    return f"{flags} {python} -m pip install --force-reinstall --no-deps --no-cache-dir {package}"
-
-
-def _quote(text: str) -> str:
-    """Quote for a shell, readably where there are single quotes inside."""
-    return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
 
 def _compilers(library: bytes) -> list[str]:
@@ -286,6 +290,10 @@ tensor_data: Final = _function("ggml_get_data", [ctypes.c_void_p], ctypes.c_void
 """Address of a tensor's data."""
 
 _tensor_name: Final = _function("ggml_get_name", [ctypes.c_void_p], ctypes.c_char_p)
+
+_registry_count: Final = _function("ggml_backend_reg_count", [], ctypes.c_size_t)
+_registry_get: Final = _function("ggml_backend_reg_get", [ctypes.c_size_t], ctypes.c_void_p)
+_registry_name: Final = _function("ggml_backend_reg_name", [ctypes.c_void_p], ctypes.c_char_p)
 
 _load_all_backends: Final = _function("ggml_backend_load_all", [], None)
 _device_count: Final = _function("ggml_backend_dev_count", [], ctypes.c_size_t)
@@ -389,7 +397,8 @@ def _name(device: int) -> str:
 
 def offload_devices() -> dict[str, int]:
     """Return the devices that layers can be offloaded to: name to handle, in llama.cpp's order."""
-    return {_name(device): device for device in _all_devices() if _device_type(device) != _DEVICE_TYPE_CPU}
+    gpus = (_DEVICE_TYPE_GPU, _DEVICE_TYPE_INTEGRATED_GPU)
+    return {_name(device): device for device in _all_devices() if _device_type(device) in gpus}
 
 
 def device_titles(names: Sequence[str]) -> list[str]:
