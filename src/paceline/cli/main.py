@@ -93,7 +93,8 @@ _COMMANDS: Final = {
     "bench": _Source(
         "bench",
         "bench",
-        short="-m -md -hf --quick --workloads --variants --against --temp -n --repeats --time-limit -c -t -ngl --json --html",
+        short="-m -md -hf --quick --workloads --variants --against --temp -n --repeats --time-limit -c -t -ngl --json "
+        "--html",
     ),
     "plan": _Source(
         "plan",
