@@ -212,30 +212,47 @@ def test_the_end_is_told_in_plain_words(raced: Race, words: str) -> None:
 def test_the_race_that_is_shown_is_the_median() -> None:
     tries = [race(seconds=seconds) for seconds in (5.0, 2.0, 2.5)]
     assert command.median_race(tries) is tries[2]
-    assert command.describe_spread(tries) == "the median of 3 tries, of 0.80x to 2.00x"
+    assert command.describe_spread(tries, 0.0) == "the median of 3 tries, of 0.80x to 2.00x"
+
+
+def test_no_loss_is_left_unexplained() -> None:
+    lost = race(seconds=5.0)
+    slower = Lane(lost.plain.token_ids, [dataclasses.replace(each, at_s=1.5 * each.at_s) for each in lost.plain.pieces])
+    restless = dataclasses.replace(lost, plain=slower)
+    assert command.explain_loss(race(), [race()], 2.0) is None
+    for tries, others, why in (
+        ([lost], 0.5, "Other programs took more of the cores"),
+        ([lost, restless], 0.0, "Plain decoding alone took 4.0 to 6.0 s"),
+        ([lost, lost], 0.0, "4 of 5 guesses were right"),
+    ):
+        words = command.explain_loss(lost, tries, others)
+        assert words is not None
+        assert words.startswith(why)
 
 
 @pytest.mark.parametrize(
     ("per_second", "tokens", "tries"),
-    [(40.0, [160, 96], 3), (8.0, [48, 32], 3), (4.0, [48, 32], 1), (1.0, [16, 16], 1)],
+    [(40.0, [160, 96], [3, 3]), (8.0, [48, 32], [3, 3]), (4.0, [48, 32], [3, 1]), (1.0, [16, 16], [1, 1])],
 )
-def test_a_slow_machine_has_shorter_answers_and_one_race_and_is_told(
-    per_second: float, tokens: list[int], tries: int
+def test_a_slow_machine_has_shorter_answers_and_fewer_races_and_is_told(
+    per_second: float, tokens: list[int], tries: list[int]
 ) -> None:
     planned = [command.plan_races(scene, per_second) for scene in command.SCENES]
     assert [length for length, _ in planned] == tokens
-    assert planned[0][1] == tries
+    assert [count for _, count in planned] == tries
     words = command.describe_slow(per_second)
-    assert (words is None) == all(count == 3 for _, count in planned)
+    assert (words is None) == (tries == [3, 3])
     if words is not None:
-        assert f"answers have {tokens[0]} and {tokens[1]} tokens" in words
+        assert f"answers have {tokens[0]} and {tokens[1]} tokens, in {tries[0]} and {tries[1]} races" in words
 
 
 def test_a_busy_machine_is_told_of() -> None:
     quick = race()
     slow = Lane(quick.plain.token_ids, [Piece(each.text, each.source, 1.5 * each.at_s) for each in quick.plain.pieces])
-    said = command.describe_spread([quick, dataclasses.replace(quick, plain=slow), quick])
+    said = command.describe_spread([quick, dataclasses.replace(quick, plain=slow), quick], 0.0)
     assert "plain decoding alone took 4.0 to 6.0 s" in said
+    said = command.describe_spread([quick], 1.25)
+    assert re.fullmatch(r"one try, so it says little; other programs used 1\.2 of \d+ cores meanwhile", said)
     assert command.describe_busy(0.1) is None
     assert (command.describe_busy(1.25) or "").startswith("other programs use 1.2 of ")
 

@@ -52,16 +52,16 @@ measured costs the demo's log runs at 1.94 times plain on two cores of an EPYC a
 
 _TRIES: Final = 3
 """Races of each scene: the median one is shown."""
-_SLOW: Final = 1.5
-"""Times as long as planned that a scene's shortest plain answer may take before one race of it has to do;"""
 _SLOWER: Final = 3.0
-"""and before it becomes shorter than that."""
+"""Times as long as planned that a scene's shortest plain answer may take before it becomes shorter than that."""
 _MIN_TOKENS: Final = 16
 """Tokens of an answer, however slow the machine is."""
 _RESTLESS: Final = 1.15
 """Times as long as the quickest that the slowest of several plain answers may take on a machine that is left alone."""
 _BUSY_CORES: Final = 0.25
 """Cores that other programs may use before it is said that they do."""
+_LOOK_S: Final = 0.5
+"""Seconds for which other programs are watched before anything else is done."""
 _SEED: Final = 1
 """Seed of both answers of a race."""
 _WARM_UP_TOKENS: Final = 12
@@ -80,6 +80,7 @@ class Scene:
         options: how both answers are sampled.
         seconds: about how long a plain answer is to take.
         tokens: fewest and most of an answer.
+        patience: times as long as planned that the shortest plain answer may take before one race of it has to do.
     """
 
     title: str
@@ -90,6 +91,7 @@ class Scene:
     options: GenerateOptions
     seconds: float
     tokens: tuple[int, int]
+    patience: float
 
     def prompt_ids(self, model: Model) -> list[int]:
         return model.target.vocabulary.tokenize(heldout(self.kind)[self.number - 1])[: self.prompt_tokens]
@@ -108,6 +110,7 @@ SCENES: Final = (
         {"temperature": 0.4, "seed": _SEED},
         seconds=4.0,
         tokens=(48, 160),
+        patience=3.0,  # what it gains is told by a median, also on a busy machine
     ),
     Scene(
         "Prose at temperature 1, which nobody can guess",
@@ -118,6 +121,7 @@ SCENES: Final = (
         {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": _SEED},
         seconds=3.0,
         tokens=(32, 96),
+        patience=1.5,
     ),
 )
 """Races of the demo, in their order."""
@@ -148,11 +152,17 @@ def demo(
     time it is made, which takes some 1.1 GB in the cache, and what its passes cost here is measured.
 
     Both answers are made one after the other, for honest times, three times over; the median of these is replayed side
-    by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own. On a slow
-    machine there is one race of each text, and answers are shorter, which is said.
+    by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own. If other
+    programs keep the machine busy, that is said first. On a slow machine answers are shorter and races fewer, which is
+    said, too.
     """
     outputs = Outputs(json_to)
     outputs.check()
+    steps = error_console()
+    others = OtherPrograms()
+    time.sleep(_LOOK_S)
+    if (words := describe_busy(others.cores())) is not None:
+        steps.print(words, style="yellow", markup=False)
     target = ModelOptions(large_target(find_file_type(file_type)))
     draft = ModelOptions(embedded_draft())
     # Nothing that an earlier demo has learned: each shows what a first answer is like.
@@ -165,13 +175,9 @@ def demo(
         remember=False,
         may_draft=False,
     )
-    steps = error_console()
     if not steps.is_terminal:  # which shows how far that is
         steps.print("loading; what passes cost here is measured the first time, in some 10 s")
-    others = OtherPrograms()
     with open_model(setup, FoundModels(target, draft), silent=outputs.prints_json) as (model, interrupted):
-        if (words := describe_busy(others.cores())) is not None:
-            steps.print(words, style="yellow", markup=False)
         console = output_console(soft_wrap=not sys.stdout.isatty())
         console.quiet = outputs.prints_json
         try:
@@ -186,12 +192,13 @@ def demo(
                 console.print(Text(f"{number}. {scene.title}", "bold"))
                 console.print(Text(scene.about, "dim"))
                 tokens, count = plan_races(scene, per_second)
+                others = OtherPrograms()
                 tries = [
                     _race(model, target, scene, tokens, interrupted.is_set, steps, f"{one} of {count}")
                     for one in range(1, count + 1)
                 ]
                 race = median_race(tries)
-                _show_race(console, race, tries, interrupted.is_set)
+                _show_race(console, race, tries, others.cores(), interrupted.is_set)
                 races.append((scene, race, tries))
                 if interrupted.is_set():
                     raise Stopped
@@ -231,7 +238,7 @@ def plan_races(scene: Scene, per_second: float) -> tuple[int, int]:
     if fewest > _SLOWER * wanted:
         fewest = max(round(_SLOWER * wanted), _MIN_TOKENS)
     tokens = min(max(round(wanted), fewest), most)
-    return tokens, _TRIES if tokens <= _SLOW * wanted else 1
+    return tokens, _TRIES if tokens <= scene.patience * wanted else 1
 
 
 def describe_slow(per_second: float) -> str | None:
@@ -240,9 +247,10 @@ def describe_slow(per_second: float) -> str | None:
     if all(tries == _TRIES for _, tries in planned):
         return None
     lengths = " and ".join(str(tokens) for tokens, _ in planned)
+    races = " and ".join(str(tries) for _, tries in planned)
     return (
-        f"some {per_second:.2g} tokens a second here, so answers have {lengths} tokens and there is one race where a "
-        f"faster machine has {_TRIES}: paceline run --compare takes the time to tell"
+        f"some {per_second:.2g} tokens a second here, so answers have {lengths} tokens, in {races} races where faster "
+        f"machines have {_TRIES} each: paceline run --compare takes the time to tell"
     )
 
 
@@ -271,8 +279,8 @@ def describe_busy(others: float) -> str | None:
     if others < _BUSY_CORES:
         return None
     return (
-        f"other programs use {others:.1f} of {count_cores()} cores, so the times below say little: close them, or try "
-        "again when they are done"
+        f"other programs use {others:.1f} of {count_cores()} cores, so this takes longer and gains less than it could: "
+        "close them, or try again when they are done"
     )
 
 
@@ -280,18 +288,38 @@ def median_race(tries: Sequence[Race]) -> Race:
     return sorted(tries, key=lambda race: race.speedup)[len(tries) // 2]
 
 
-def describe_spread(tries: Sequence[Race]) -> str:
-    """Say how much tries differ, and whether the machine was left alone."""
+def describe_spread(tries: Sequence[Race], others: float) -> str:
+    """Say how much tries differ, and whether the machine was left alone; ``others`` is the cores that others used."""
     speedups, plain_s = [race.speedup for race in tries], [race.plain.seconds for race in tries]
-    if len(tries) == 1:
-        return "one try, so it says little"
     words = f"the median of {len(tries)} tries, of {min(speedups):.2f}x to {max(speedups):.2f}x"
-    if max(plain_s) > _RESTLESS * min(plain_s):
+    if len(tries) == 1:
+        words = "one try, so it says little"
+    if others >= _BUSY_CORES:
+        words += f"; other programs used {others:.1f} of {count_cores()} cores meanwhile"
+    elif max(plain_s) > _RESTLESS * min(plain_s):
         words += (
             f"; plain decoding alone took {min(plain_s):.1f} to {max(plain_s):.1f} s, so something else kept this "
             "machine busy and these times say little"
         )
     return words
+
+
+def explain_loss(race: Race, tries: Sequence[Race], others: float) -> str | None:
+    """Say why a race was lost; ``None`` where it was not."""
+    if race.verdict != "slower":
+        return None
+    plain_s = sorted(each.plain.seconds for each in tries)
+    if others >= _BUSY_CORES:
+        return (
+            "Other programs took more of the cores from this answer than from the other: try again when they are done."
+        )
+    if plain_s[-1] - plain_s[0] > race.speculative.seconds - race.plain.seconds:
+        return f"Plain decoding alone took {plain_s[0]:.1f} to {plain_s[-1]:.1f} s: so small a difference is chance."
+    lane = race.speculative
+    return (
+        f"{lane.num_accepted} of {lane.num_drafted} guesses were right, and checking them took longer than that saved. "
+        "That is bounded: where guesses do not pay, paceline soon stops making them."
+    )
 
 
 def _race(
@@ -340,7 +368,7 @@ def _begin(console: Console, model: Model) -> None:
     )
 
 
-def _show_race(console: Console, race: Race, tries: Sequence[Race], stopped: Stop) -> None:
+def _show_race(console: Console, race: Race, tries: Sequence[Race], others: float, stopped: Stop) -> None:
     """Show a race with lanes on a terminal, in lines into a pipe; how it ended, and how those like it did."""
     if console.is_terminal and not console.quiet:
         play_race(console, race, stopped=stopped)
@@ -352,7 +380,9 @@ def _show_race(console: Console, race: Race, tries: Sequence[Race], stopped: Sto
     if not stopped():
         console.print(verdict_line(race))
         if race.differs_at is None and race.speculative.num_drafted:
-            console.print(Text(describe_spread(tries), "dim"))
+            console.print(Text(describe_spread(tries, others), "dim"))
+        if (why := explain_loss(race, tries, others)) is not None:
+            console.print(Text(why))
 
 
 def _end(console: Console) -> None:
