@@ -119,6 +119,7 @@ def test_what_mypyc_refuses_is_left_as_it_is(project: Path) -> None:
     assert (project.parent / NOT_COMPILED).exists()
 
 
+@pytest.mark.long
 @needs_setuptools
 def test_what_is_compiled_is_in_the_wheel_and_not_among_the_sources(project: Path) -> None:
     built = build(project, PACELINE_COMPILE="1")

@@ -27,6 +27,7 @@ from paceline.engines.scripted import LogitFunction, ScriptedEngine, ScriptedVoc
 from paceline.options import GenerateOptions
 from tests.helpers import ForcedDrafter
 from tests.runtime.gate import ENDLESS, Gate, interrupt_once, needs_signals
+from tests.tiers import some_long
 from tests.timing import WAIT_S
 
 SIZE = 30
@@ -418,7 +419,7 @@ def test_an_answer_so_far_is_of_one_moment() -> None:
 
 
 @needs_signals
-@pytest.mark.parametrize("how", ["generate", "stream"])
+@pytest.mark.parametrize("how", some_long(["generate", "stream"], quick=["stream"]))
 def test_an_interrupt_hits_the_wait_of_its_own_thread_only(how: str) -> None:
     with scripted() as model:
         model.generate([1], max_tokens=1)

@@ -53,7 +53,6 @@ from tests.planning.helpers import Skill, synthetic
 from tests.tiers import some_long
 
 COSTS = measured_profile("F16", 1.0)
-SMALLEST = next(corpus for corpus in CORPORA if corpus.name == "smollm2-greedy")
 PRICED = Priced(COSTS, own_factor=2.0)
 OWN_TIMES = {PLAIN: {1: 10.0}, SILENT: {1: 40.0}, DROPPED: {1: 60.0}, VERIFIED: {1: 100.0, 4: 300.0}}
 
@@ -84,8 +83,8 @@ def test_every_file_of_the_corpus_is_the_one_that_was_frozen() -> None:
     assert {f"{corpus.name}.npz" for corpus in CORPORA} == set(found)
 
 
-# What is frozen stays what it is, so one quick look is enough.
-@pytest.mark.parametrize("corpus", some_long(CORPORA, quick=[SMALLEST]), ids=lambda corpus: corpus.name)
+# What is frozen stays what it is.
+@pytest.mark.parametrize("corpus", some_long(CORPORA, quick=[]), ids=lambda corpus: corpus.name)
 def test_the_corpus_has_twelve_texts_of_each_workload(corpus: Corpus) -> None:
     halves = corpus.halves()
     assert list(halves) == list(HALVES)

@@ -65,6 +65,7 @@ def figures_in(path: Path) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.long
 def test_passes_are_streamed_within_their_box(model: Path, least_mb: int, tmp_path: Path) -> None:
     memory, limit = f"{least_mb + 16}M", f"{least_mb + 40}M"
     file = tmp_path / "passes.json"

@@ -212,6 +212,7 @@ def test_quick_measures_the_target_at_the_cost_of_a_large_model(
     assert len(scripted) == 2
 
 
+@pytest.mark.long
 def test_control_c_keeps_what_is_done_on_the_embedded_pair(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     process = spawn(

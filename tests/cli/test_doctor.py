@@ -141,6 +141,7 @@ def test_a_draft_of_another_vocabulary_is_translated_and_predicted(invoke: Invok
     assert candidate["prediction"] is not None
 
 
+@pytest.mark.long
 def test_an_interrupt_says_that_it_can_be_gone_on_with(tmp_path: Path) -> None:
     found = spawn(
         *("doctor", "target", str(embedded_draft()), "--budget-s", "60", f"--json={tmp_path / 'found.json'}"),

@@ -55,6 +55,7 @@ def test_run_makes_it_once_and_says_the_same_text(
     assert from_environment().models.named_draft == "self:Q2_K"
 
 
+@pytest.mark.long
 def test_profile_takes_it_as_bench_does(invoke: Invoke) -> None:
     profiled = invoke("profile", "-m", "target", "-md", "self", "-c", "256", "--budget-s", "0.2", "--json")
     assert profiled.status == 0, profiled.err
@@ -62,6 +63,7 @@ def test_profile_takes_it_as_bench_does(invoke: Invoke) -> None:
     assert "Q4_0" in json.loads(profiled.out)["draft"]
 
 
+@pytest.mark.long
 def test_serve_takes_it_too() -> None:
     with served("-m", "target", "-md", "self") as server:
         assert MADE.match("\n".join(server.said) + "\n")

@@ -62,6 +62,7 @@ def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
     return first
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_in_a_pass_leaves_file_and_cache_as_they_were(target: Path, tmp_path: Path) -> None:
     speculative = ("-md", str(embedded_draft()), *PLAIN[3:])
     variables = {"PACELINE_CACHE": str(tmp_path / "cache")}
@@ -199,6 +200,7 @@ def test_two_streamed_models_in_one_process_say_what_one_does() -> None:
             assert list(pool.map(answers, (one, other))) == [expected, expected]
 
 
+@pytest.mark.long
 def test_two_processes_on_one_file_say_what_one_does(target: Path) -> None:
     words = run_words(target, 60)
     expected = finished(*words)

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tests.engines.tiny_models import write_model
 from tests.models.helpers import in_f32
-from tests.tiers import by_tier
+from tests.tiers import by_tier, some_long
 
 from paceline.core.arrays import FloatArray
 from paceline.core.errors import CapabilityError, ClosedError, ModelWarning, NoRoomError
@@ -714,7 +714,7 @@ def text_of(seed: int, length: int) -> list[int]:
 
 
 @only(BOUNDED)
-@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("number", some_long([2, 3, 4], quick=[3]))
 def test_steps_of_any_lengths_in_any_order_step_back(
     engine: Engine, fresh: Callable[[Sequence[int]], FloatArray], number: int
 ) -> None:

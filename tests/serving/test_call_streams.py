@@ -32,11 +32,12 @@ from tests.chat.conversing import CHATML, ControlledBytes
 from tests.chat.tool_calls.answers import ANSWERS, SOURCES, THINK, TOOLS, Answer
 from tests.serving import messages
 from tests.serving.hosted import NAME, hosted
-from tests.tiers import by_tier
+from tests.tiers import by_tier, some_long
 
 pytest.importorskip("transformers")
 
 HEADER: Final = len("assistant\n")
+FAMILIES: Final = [one.name for one in FORMATS]
 NUM_CUTTINGS: Final = by_tier(10, quick=2)
 SPECULATIVE: Final[tuple[dict[str, Any], ...]] = ({}, {"draft_max": 1}, {"draft_max": 6}, {"off": True})
 """How much is drafted: rounds bring one token, or as many as were drafted and one more."""
@@ -145,7 +146,7 @@ def answers_of(family: str) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("family", [one.name for one in FORMATS])
+@pytest.mark.parametrize("family", some_long(FAMILIES, quick=FAMILIES[::3]))
 def test_a_stream_adds_up_to_the_message_of_the_whole_answer(family: str) -> None:
     answers = answers_of(family)
     (markers,) = {answer.markers for answer in answers if answer.reasoning}

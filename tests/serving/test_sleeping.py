@@ -81,6 +81,7 @@ def test_all_who_ask_a_sleeping_model_wait_for_one_load() -> None:
         assert len(loader.made) == 2
 
 
+@pytest.mark.long
 def test_a_long_answer_keeps_the_model_awake() -> None:
     loader = Loader()
     with hosted(loader, ServerOptions(sleep_idle_s=0.001)) as running:

@@ -32,7 +32,7 @@ from tests.chat.tool_calls.answers import (
 )
 from tests.chat.tool_calls.machine import CONTROL_IDS, is_answer, text_of, tokens_of, written_at_random
 from tests.constraints.helpers import BYTES
-from tests.tiers import by_tier
+from tests.tiers import by_tier, some_long
 from tests.timing import assert_grows_with_length_alone
 
 FAMILIES = list(BY_NAME)
@@ -50,6 +50,8 @@ def grammar_of(family: str, tools: Sequence[Mapping[str, Any]] = TOOLS, *, has_m
 
 MARKS = pytest.mark.parametrize("has_marks", [True, False], ids=["tokens", "text"])
 EACH = pytest.mark.parametrize("family", FAMILIES)
+SOME = pytest.mark.parametrize("family", some_long(FAMILIES, quick=list(FAMILIES)[::3]))
+"""Families, of which a third are tried quickly: for what takes long and is alike in most."""
 several = [family for family in FAMILIES if family != "gpt-oss"]
 
 
@@ -360,7 +362,7 @@ DRAWN: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], bool], int]] =
 
 
 @MARKS
-@EACH
+@SOME
 @pytest.mark.parametrize("name", DRAWN)
 def test_what_a_schema_says_is_kept_to_and_read_back(family: str, name: str, has_marks: bool) -> None:
     asked, is_kept_to, number = DRAWN[name]
@@ -478,7 +480,7 @@ def compiled(family: str, tools: list[dict[str, Any]]) -> None:
     assert ConstraintCompiler(BYTES).compile(source).mask().any()
 
 
-@EACH
+@SOME
 def test_sixty_tools_with_ten_parameters_each_are_taken(family: str) -> None:
     properties = {f"p{i}": KINDS[i % len(KINDS)] for i in range(10)}
     compiled(family, [tool(f"tool_{i}", properties, ["p0"]) for i in range(60)])

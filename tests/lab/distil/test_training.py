@@ -79,6 +79,7 @@ def test_the_loss_falls_and_the_folder_is_whole(source: Path, tmp_path: Path) ->
     assert any(not np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.long
 def test_an_interrupted_training_ends_as_one_that_was_not(source: Path, tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
