@@ -19,7 +19,7 @@ import pytest
 import paceline
 from paceline.chat.params import ChatParams
 from paceline.chat.replies import Reply, ReplyStream
-from paceline.cli.chat_session import ChatSession
+from paceline.cli.chat_session import COMMANDS, ChatSession
 from tests.chat.conversing import CHATML, CONTROLS, THINKING, chat_gguf
 from tests.cli.invoking import PLAIN, SHORT, Invoke, Outcome, by_template, spawn, without_stream
 from tests.models.helpers import with_last_tokens
@@ -88,7 +88,7 @@ def test_every_answer_is_an_object_with_json(chat: Chat) -> None:
         assert answer["message"] == {"role": "assistant", "content": answer["text"]}
         assert len(answer["token_ids"]) == answer["stats"]["predicted_n"] == 8
     assert outcome.err == (
-        "the conversation is forgotten\n"
+        "the conversation is cleared\n"
         "there is no command /nonsense: /help lists them; begin a message with // for one slash\n"
     )
 
@@ -163,7 +163,7 @@ def test_retry_answers_the_last_message_again(chat: Chat, tmp_path: Path) -> Non
 
 def test_retry_where_there_is_nothing_to_gain(chat: Chat, tmp_path: Path, invoke: Invoke) -> None:
     assert chat("/retry").err == "there is no message to answer again: write one first\n"
-    words = "at temperature 0 an answer is always the same: start the chat with --temp above it\n"
+    words = "at temperature 0 an answer is always the same: /set temp 0.8, or another value above 0\n"
     assert chat("Hello", "/retry", options=(*SHORT, "--temp", "0")).err.endswith(words)
 
 
@@ -181,18 +181,18 @@ def test_the_system_can_be_set(chat: Chat, tmp_path: Path) -> None:
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     outcome = chat("/system", "/system Be brief.", "/system")
     assert outcome.status == 0
-    assert outcome.err == "the system says nothing\nthe conversation begins anew\nthe system says: Be brief.\n"
+    assert outcome.err == "there is no system prompt\nthe conversation starts over\nsystem prompt: Be brief.\n"
 
 
 def test_a_conversation_goes_on_where_it_was_saved(chat: Chat, tmp_path: Path) -> None:
     file = tmp_path / "it is.json"
     whole = chat("Hello", "And now?", options=(*SHORT, "--json"))
     outcome = chat("Hello", f"/save '{file}'", options=(*SHORT, "-sys", "Be brief."))
-    assert outcome.err.endswith(f"3 messages are in {file}\n")
+    assert outcome.err.endswith(f"3 messages saved in {file}\n")
     loaded = messages_of(chat, tmp_path, f'/load "{file}"')
     assert loaded == json.loads(file.read_text())["messages"]
     # What the system said there is what it says from then on.
-    assert chat(f"/load {file}", "/system").err == "3 messages are there; write the next\nthe system says: Be brief.\n"
+    assert chat(f"/load {file}", "/system").err == "3 messages loaded; write the next one\nsystem prompt: Be brief.\n"
     assert messages_of(chat, tmp_path, f"/load {file}", "/reset") == loaded[:1]
     # As other programs keep one, a list alone.
     file.write_text(json.dumps(loaded))
@@ -208,7 +208,7 @@ def test_files_of_others(chat: Chat, tmp_path: Path) -> None:
     file.write_text(json.dumps({"messages": [{"role": "system", "content": parts}], "model": "any"}))
     outcome = chat(f"/load {file}", "/system", "Hello")
     assert outcome.status == 0
-    assert outcome.err.startswith("1 message is there; write the next\nthe system says: Be brief.\\nBe kind.\n8 tokens")
+    assert outcome.err.startswith("1 message loaded; write the next one\nsystem prompt: Be brief.\\nBe kind.\n8 tokens")
     file.write_text('{"messages": []}')
     assert messages_of(chat, tmp_path, "Hello", f"/load {file}") == []
 
@@ -270,11 +270,100 @@ def test_an_earlier_file_is_not_lost_to_a_full_disk(
     assert [path.name for path in tmp_path.iterdir()] == ["it.json"]
 
 
+def test_undo_takes_the_last_exchange_back(chat: Chat, tmp_path: Path) -> None:
+    messages = messages_of(
+        chat, tmp_path, "Hello", "And?", "/undo", "Or?", "/undo", options=(*SHORT, "-sys", "Be brief.")
+    )
+    assert [message["content"] for message in messages if message["role"] != "assistant"] == ["Be brief.", "Hello"]
+    outcome = chat("Hello" * 20, "/undo", "/undo")
+    assert outcome.err.endswith(f"taken back: {'Hello' * 12}...\nthere is no message to take back\n")
+
+
+def test_options_can_be_set(chat: Chat) -> None:
+    hot, cold, again = replies(
+        chat(
+            "Hello",
+            "/set temp 0",
+            "/reset",
+            "Hello",
+            "/set temperature default",
+            "/reset",
+            "Hello",
+            options=(*SHORT, "--json"),
+        )
+    )
+    assert hot["token_ids"] == again["token_ids"]
+    assert cold["token_ids"] == replies(chat("Hello", options=(*SHORT, "--temp", "0", "--json")))[0]["token_ids"]
+    lines = ("/set top_k=5", "/set top-k", "/set -n 3", "/set logit-bias 5=-inf", "/set colour 1")
+    assert chat(*lines).err.splitlines() == [
+        "there is no option top_k=5: did you mean top-k?",
+        "top-k is 40",
+        "-n is 3",
+        "logit-bias is 5=-inf",
+        "there is no option colour: /set lists them",
+    ]
+    listed = dict(line.split(maxsplit=1) for line in chat("/set").err.splitlines()[:-1])
+    assert listed["temp"] == "0.8"
+    assert listed["n"] == "8"
+    assert listed["xtc-probability"] == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/set tmep 1", "there is no option tmep: did you mean temp?"),
+        ("/set temp hot", "temp hot: give a number"),
+        ("/set temp -1", "temp -1: temperature -1.0 is out of range: give a value from 0.0 to 100.0 (--temp, 0"),
+        ("/stats", "there is no answer yet: write a message first"),
+        ("/stats x", "/stats takes nothing after it: leave out 'x'"),
+    ],
+)
+def test_what_cannot_be_set_or_shown(chat: Chat, line: str, says: str) -> None:
+    outcome = chat(line)
+    assert (outcome.status, outcome.err.count("\n")) == (1, 1)
+    assert outcome.err.startswith(says)
+
+
+def test_stats_are_those_of_the_last_answer_and_of_the_chat(chat: Chat) -> None:
+    shown = chat("Hello", "And?", "/stats").err
+    assert "n_predict = 8" in shown
+    assert re.search(r"2 answers in this chat: 16 tokens in .* s, 0 of 0 drafts accepted; \d+ of 4096 tokens", shown)
+
+
+def test_a_conversation_is_saved_after_each_answer_where_that_is_asked(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    assert "no conversation to resume" in chat(options=(*SHORT, "--resume")).err
+    assert chat("Hello").status == 0
+    assert not (tmp_path / "chats").exists()
+    outcome = chat("Hello", "/reset", "Hi", "/undo", "Ho", options=(*SHORT, "--autosave"))
+    assert outcome.err.endswith("\nthe conversation is saved: paceline chat --resume continues it\n")
+    kept = [json.loads(path.read_text())["messages"] for path in (tmp_path / "chats").glob("*.json")]
+    assert sorted(messages[0]["content"] for messages in kept) == ["Hello", "Ho"]
+
+
+def test_a_saved_conversation_can_be_resumed(chat: Chat, tmp_path: Path) -> None:
+    file = tmp_path / "it.json"
+    chat("Hello", f"/save {file}")
+    whole = replies(chat("Hello", "And?", options=(*SHORT, "--json")))
+    resumed = replies(chat("And?", options=(*SHORT, "--json", f"--resume={file}")))
+    assert resumed[0]["text"] == whole[1]["text"]
+    assert "there is no file nowhere" in chat(options=(*SHORT, "--resume=nowhere")).err
+
+
+def test_markdown_is_for_terminals(chat: Chat) -> None:
+    for flag in ("--markdown", "--no-markdown"):
+        assert chat(options=(*SHORT, flag)).err == (
+            f"paceline: {flag} has no effect without a terminal, or with --json: leave it out\n"
+        )
+
+
 def test_help_lists_every_command(chat: Chat) -> None:
     outcome = chat("/help")
     assert outcome.status == 0
     listed = re.findall(r"^/(\w+)", outcome.err, re.MULTILINE)
-    assert listed == ["reset", "retry", "system", "save", "load", "help", "exit"]
+    assert listed == [command.name for command in COMMANDS]
     assert all(len(line) < 80 for line in outcome.err.splitlines())
 
 
@@ -288,8 +377,8 @@ def test_commands_that_cannot_be_obeyed(chat: Chat) -> None:
     bad = {
         "/": "there is no command /: /help lists them; begin a message with // for one slash",
         "/foo": "there is no command /foo: /help lists them",
-        "/re": "there is no command /re: /reset or /retry; begin",
-        "/s": "there is no command /s: /system or /save",
+        "/re": "there is no command /re: /retry or /reset; begin",
+        "/s": "there is no command /s: /system or /set or /stats or /save",
         "/resets": "there is no command /resets: /help lists them",
         "/etc/passwd": "there is no command /etc/passwd",
         "/reset now": "/reset takes nothing after it: leave out 'now'",
@@ -440,7 +529,7 @@ def test_ctrl_c_ends_an_answer_and_then_the_wait_for_a_line(templates: Path) -> 
     # The chat goes on, and waits.
     process.stdin.write(b"/help\n")
     process.stdin.flush()
-    while not process.stderr.readline().startswith(b"Ctrl-C ends"):
+    while not process.stderr.readline().startswith(b"Ctrl-C stops"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=WAIT_S)

@@ -24,7 +24,7 @@ def chat(templates: Path, *options: str, template: str = "chatml", columns: int 
 def save(terminal: Terminal, file: Path) -> list[dict[str, Any]]:
     """Have the conversation saved, and return it."""
     terminal.type(f"/save {file}", ENTER)
-    terminal.wait_for(r"messages? (is|are) in ")
+    terminal.wait_for(r"messages? saved in ")
     terminal.wait_for(PROMPT)
     messages = json.loads(file.read_text())["messages"]
     assert isinstance(messages, list)
@@ -45,9 +45,19 @@ def test_a_chat(templates: Path, tmp_path: Path) -> None:
         terminal.wait_for(PROMPT)
         (asked, answer) = save(terminal, tmp_path / "it.json")
         assert asked == {"role": "user", "content": "Hello"}
-        for line in answer["content"].splitlines():
-            assert line in terminal.shown
+        words = terminal.rest() + terminal.shown
+        assert answer["content"].split()[0] in words
+        # What exists is written over only by who says so.
+        other = tmp_path / "other.json"
+        other.write_text("kept")
+        terminal.type(f"/save {other}", ENTER)
+        terminal.wait_for(r"exists\. Write over it\? \[y/N\]:")
+        terminal.type("n", ENTER)
+        terminal.wait_for("not saved")
+        terminal.wait_for(PROMPT)
+        assert other.read_text() == "kept"
         terminal.type(CTRL_D)
+        terminal.wait_for("the conversation is saved: paceline chat --resume continues it")
         assert terminal.wait() == 0
         assert terminal.settings == terminal.before
         assert terminal.echoes
@@ -80,14 +90,14 @@ def test_ctrl_c_at_the_prompt_empties_the_line_and_then_asks(templates: Path) ->
         terminal.type(CTRL_C)
         terminal.wait_for(PROMPT)
         terminal.type("/help", ENTER)
-        assert "there is no command" not in terminal.wait_for("Ctrl-C ends an answer")
+        assert "there is no command" not in terminal.wait_for("Ctrl-C stops an answer")
         terminal.wait_for(PROMPT)
         terminal.type(CTRL_C)
         terminal.wait_for("Ctrl-D or /exit ends the chat, and so does Ctrl-C now")
         terminal.wait_for(PROMPT)
         # Whoever goes on has not left.
         terminal.type("/system", ENTER)
-        terminal.wait_for("the system says nothing")
+        terminal.wait_for("there is no system prompt")
         terminal.wait_for(PROMPT)
         terminal.type(CTRL_C)
         terminal.wait_for("and so does Ctrl-C now")
@@ -140,7 +150,7 @@ def test_what_is_typed_during_an_answer_comes_after_it(templates: Path, tmp_path
         answer = terminal.wait_for(REPORT)
         assert "/system" not in answer
         assert "half of" not in answer
-        terminal.wait_for("the system says nothing")
+        terminal.wait_for("there is no system prompt")
         terminal.wait_for("half of a line")
         terminal.type(CTRL_C)
         terminal.wait_for(PROMPT)
@@ -154,7 +164,7 @@ def test_what_is_typed_during_an_answer_comes_after_it(templates: Path, tmp_path
 def test_colours_and_reasoning(templates: Path, no_color: bool) -> None:
     options = ("-t", "1", "-n", "64", "--temp", "0", "--ignore-eos", "--reasoning-budget", "8", "--draft-max", "4")
     # An empty one is none.
-    with chat(templates, *options, template="begun", NO_COLOR="1" if no_color else "") as terminal:
+    with chat(templates, *options, "--no-markdown", template="begun", NO_COLOR="1" if no_color else "") as terminal:
         beginning = terminal.wait_for(PROMPT)
         assert ("tokens accepted from: suffix" in beginning) is not no_color
         start = len(terminal.shown)
@@ -188,13 +198,13 @@ def test_history_and_completion(templates: Path) -> None:
     with chat(templates, *SHORT) as terminal:
         terminal.wait_for(PROMPT)
         terminal.type("/sys\t", ENTER)
-        terminal.wait_for("the system says nothing")
+        terminal.wait_for("there is no system prompt")
         terminal.wait_for(PROMPT)
         terminal.type("\x1b[A", " Be brief.", ENTER)
-        terminal.wait_for("the conversation begins anew")
+        terminal.wait_for("the conversation starts over")
         terminal.wait_for(PROMPT)
         terminal.type("/system", ENTER)
-        terminal.wait_for(r"the system says: Be brief\.")
+        terminal.wait_for(r"system prompt: Be brief\.")
         terminal.wait_for(PROMPT)
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
@@ -209,3 +219,27 @@ def test_an_error_ends_nothing_and_is_no_failure_to_a_person(templates: Path) ->
         terminal.wait_for(PROMPT)
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
+
+
+@pytest.mark.long
+def test_a_chat_goes_on_another_day(templates: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    with chat(templates, *SHORT, PACELINE_CACHE=cache) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.type("Hello", ENTER)
+        terminal.wait_for(REPORT)
+        terminal.wait_for(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    with chat(templates, *SHORT, "--resume", PACELINE_CACHE=cache) as terminal:
+        terminal.wait_for("2 messages loaded; write the next one")
+        terminal.wait_for(PROMPT)
+        # The line before, of the other day.
+        terminal.type("\x1b[A", " again", ENTER)
+        terminal.wait_for(REPORT)
+        terminal.wait_for(PROMPT)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    (kept,) = (tmp_path / "cache" / "chats").glob("*.json")
+    assert said_by_user(json.loads(kept.read_text())["messages"]) == ["Hello", "Hello again"]
+    assert (tmp_path / "cache" / "chats").stat().st_mode & 0o077 == 0

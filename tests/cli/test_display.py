@@ -50,7 +50,8 @@ def test_colours_are_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = show_on_terminal(monkeypatch)
     writer = AnswerWriter("", [], silent=False)
     writer.write([TextSegment(HOSTILE, "draft")])
-    assert terminal.getvalue() == f"\x1b[32m{SPELLED}\x1b[0m"
+    writer.finish()
+    assert terminal.getvalue() == f"\x1b[32m{SPELLED}\x1b[0m\n"
 
 
 def reasoned() -> None:
@@ -71,7 +72,8 @@ def test_reasoning_is_dimmed_and_stands_before_the_answer(monkeypatch: pytest.Mo
     terminal = show_on_terminal(monkeypatch)
     reasoned()
     said, answered = terminal.getvalue().split("\n\n")
-    assert said == "\x1b[2;3m2 + \x1b[0m\x1b[2;3;32m2 is 4.\x1b[0m"
+    target, draft = (f"\x1b[2;3{colour}m{{}}\x1b[0m" for colour in ("", ";32"))
+    assert said == " ".join([target.format("2"), target.format("+"), *map(draft.format, ("2", "is", "4."))])
     assert answered == f"\x1b[32mFour\x1b[0m{SPELLED}\n"
 
 

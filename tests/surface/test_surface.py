@@ -22,8 +22,8 @@ import pytest
 import typer.main
 
 import paceline
-from paceline.cli.commands import OPTIONAL_VALUE
 from paceline.cli.main import app
+from paceline.cli.outputs import OPTIONAL_VALUE
 from paceline.constraints import Gbnf, JsonSchema, Regex
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.server_options import ServerOptions

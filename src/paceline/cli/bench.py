@@ -21,7 +21,7 @@ from paceline.cli.options import (
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     in_flags,
-    is_given,
+    is_set,
     names_draft_model,
     refuse_given,
     with_options,
@@ -177,10 +177,10 @@ def bench(
     limit_s = QUICK_S if quick else time_limit
     if limit_s is not None and not limit_s > 0:
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
-    if quick and not is_given(context, "repeats"):
+    if quick and not is_set(context, "repeats"):
         repeats = _QUICK_LAPS
-    given = {name for name in ("workloads", "variants", "tokens", "prompts") if is_given(context, name)}
-    if is_given(context, "repeats"):
+    given = {name for name in ("workloads", "variants", "tokens", "prompts") if is_set(context, name)}
+    if is_set(context, "repeats"):
         given.add("laps")
     uses_draft_model = models.named_draft is not None or models.target is None
     # All variants have the same one, though it be drawn.

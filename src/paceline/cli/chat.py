@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,8 +16,10 @@ import typer
 from paceline.chat.params import ChatParams
 from paceline.cli import exits
 from paceline.cli.chat_session import COMMANDS, ChatSession
+from paceline.cli.conversations import Autosave, history_file, last_conversation
 from paceline.cli.interrupts import allow_interrupts
-from paceline.cli.options import GivenOptions, ModelFlags, with_options
+from paceline.cli.options import GivenOptions, ModelFlags, is_given, with_options
+from paceline.cli.outputs import OPTIONAL_VALUE, STANDARD_OUTPUT
 from paceline.cli.prompt import (
     GrammarFile,
     GrammarText,
@@ -51,6 +54,8 @@ paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hug
 
 paceline chat -m instruct.gguf -md small-instruct.gguf -sys "You answer in French."
 
+paceline chat -m instruct.gguf --resume  [dim]# continues the last conversation[/dim]
+
 paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# one message a line[/dim]
 
 [dim]In the chat, /help lists its commands. Ctrl-C ends an answer, Ctrl-D the chat.[/dim]
@@ -59,7 +64,7 @@ paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# on
 
 
 @with_options(
-    together=(("order", "model_defaults", "seed"), ("as_json", "verbose")),
+    together=(("order", "model_defaults", "seed"), ("markdown", "autosave", "resume", "as_json", "verbose")),
     helps={"max_tokens": "Most tokens of an answer; -1 fills the context. [dim]\\[-1][/dim]"},
 )
 def chat(
@@ -86,6 +91,28 @@ def chat(
     policy: PolicyName = None,
     fixed: FixedPolicy,
     remember: Remember = True,
+    markdown: Annotated[
+        bool | None,
+        _output(
+            "--markdown/--no-markdown",
+            help="Show answers as markdown, or as they are, in the colours of their drafters. "
+            "[dim]\\[markdown on a terminal][/dim]",
+        ),
+    ] = None,
+    autosave: Annotated[
+        bool | None,
+        _output(
+            "--autosave/--no-autosave",
+            help="Save the conversation after each answer, and what you type, in a folder of yours. "
+            "[dim]\\[autosave on a terminal][/dim]",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        _output(
+            "--resume", help="Continue the last saved conversation, or with =FILE that one.", metavar=OPTIONAL_VALUE
+        ),
+    ] = None,
     as_json: Annotated[bool, _output("--json", help="Print one JSON object for each answer instead.")] = False,
 ) -> None:
     """Chat with a model, speculatively: the same answers as without, sooner.
@@ -94,6 +121,11 @@ def chat(
     stands after each, on standard error. Tokens are coloured by the drafter they came from, and reasoning is dimmed.
     """
     check_names_chat_model(models, None)
+    if markdown is not None and is_given(context, "markdown") and (as_json or not is_typed()):
+        flag = "--markdown" if markdown else "--no-markdown"
+        raise InputError(f"{flag} has no effect without a terminal, or with --json: leave it out")
+    autosave = is_typed() if autosave is None else autosave
+    resumed = None if resume is None else last_conversation() if resume == STANDARD_OUTPUT else Path(resume)
     setup = choose_setup(context, models, speculation, fixed, policy=policy, remember=remember)
     source = read_source(json_schema, json_schema_file, grammar, grammar_file, strict=strict)
     says = system_prompt(system, system_file)
@@ -108,13 +140,25 @@ def chat(
         options = request_options(context, model, given, params, rules, speculation)
         if source is not None:
             options["constraint"] = model.compile(source)
-        session = ChatSession(model, options, conversation, system=says, as_json=as_json)
+        session = ChatSession(
+            model,
+            options,
+            conversation,
+            system=says,
+            as_json=as_json,
+            markdown=markdown is not False and os.environ.get("TERM") != "dumb",
+            autosave=Autosave() if autosave else None,
+            confirm=confirm if is_typed() else None,
+        )
         session.begin()
+        if resumed is not None:
+            session.resume(resumed)
         if first is not None:
             session.say(read_typed_text(first, "-p", escape=True))
-        for line in iter_lines():
+        for line in iter_lines(history_file() if autosave else None):
             if not session.take(line):
                 break
+        session.end()
     if session.has_failed and not is_typed():
         # A person has read it; a script reads this.
         raise typer.Exit(exits.FAILURE)
@@ -125,9 +169,18 @@ def is_typed() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def iter_lines() -> Iterator[str]:
+def confirm(question: str) -> bool:
+    """Ask a question; whoever interrupts it says no."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        return False
+
+
+def iter_lines(history: Path | None = None) -> Iterator[str]:
     """Yield messages and commands until there are no more: from a terminal, or line by line from a pipe.
 
+    A terminal recalls lines of earlier chats, which are in the file ``history``.
     On a terminal, Ctrl-C empties the line; on an empty one it says how to end, and twice in a row it ends.
     """
     if sys.stdin is None:
@@ -135,7 +188,7 @@ def iter_lines() -> Iterator[str]:
     if not is_typed():
         yield from _iter_piped()
         return
-    session = _make_session()
+    session = _make_session(history)
     is_leaving = False
     while True:
         try:
@@ -175,9 +228,10 @@ def _iter_piped() -> Iterator[str]:
         yield begun.rstrip("\n")
 
 
-def _make_session() -> PromptSession[str]:
+def _make_session(history: Path | None) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.keys import Keys
 
@@ -202,6 +256,7 @@ def _make_session() -> PromptSession[str]:
 
     return PromptSession(
         multiline=True,
+        history=InMemoryHistory() if history is None else FileHistory(history),
         key_bindings=keys,
         prompt_continuation=lambda width, number, is_soft: " " * width,
         completer=WordCompleter([f"/{command.name}" for command in COMMANDS], sentence=True),

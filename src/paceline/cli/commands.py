@@ -6,14 +6,16 @@ Typer prints a list of names, in a box, and its help has a column for each spell
 from __future__ import annotations
 
 import copy
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from paceline.cli.outputs import OPTIONAL_VALUE, STANDARD_OUTPUT
 from paceline.core.did_you_mean import nearest, no_such_option
 from paceline.core.errors import InputError
 from paceline.core.numbers import shown
@@ -28,15 +30,9 @@ _FURTHER: Final = re.compile(r"(?:;|[.:](?= ))[^\[]*?(?:\.|(?=$))( \[.*)?$", re.
 
 _EXAMPLE: Final = re.compile(r"\n+(?=paceline |curl )")
 
-OPTIONAL_VALUE: Final = "[=FILE]"
-"""What the help shows of the value of an option that may have none."""
-
-STANDARD_OUTPUT: Final = "-"
-"""Value of such an option where it has none."""
-
 _DEFAULTS_NOTE: Final = (
-    "[dim]Defaults of these options can be set by the environment: PACELINE_ and the option's name in the library, "
-    "such as PACELINE_TEMPERATURE for --temp; docs/guides/environment.md lists all.[/dim]"
+    "[dim]Defaults of these options can be set in a file, paceline.toml (paceline help config says which), and by the "
+    "environment: PACELINE_ and the option's name in the library, such as PACELINE_TEMPERATURE for --temp.[/dim]"
 )
 """Stands at the end of the help that lists all of very many options."""
 
@@ -67,9 +63,15 @@ class Command(TyperCommand):
         words = list(args)  # reading takes them
         _refuse_one_dash(self, ctx, words)
         try:
-            return super().parse_args(ctx, _with_values(self, ctx, words))
+            given = _with_values(self, ctx, words)
+            _take_configuration(self, ctx, given, self.variables)
+            return super().parse_args(ctx, given)
         except typer.TyperException as error:
             raise _explain(error, self, ctx, words) from None
+
+    def variables(self) -> Mapping[str, str]:
+        """Return the environment that sets what the command line does not."""
+        return os.environ
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super(Command, _narrow_command(self, ctx)).format_help(ctx, formatter)
@@ -85,7 +87,9 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         try:
-            return super().parse_args(ctx, _with_values(self, ctx, words))
+            given = _with_values(self, ctx, words)
+            _take_configuration(self, ctx, given)
+            return super().parse_args(ctx, given)
         except typer.TyperException as error:
             raise _explain(error, self, ctx, words) from None
 
@@ -105,6 +109,25 @@ class Group(TyperGroup):
         super(Group, _narrow_command(self, ctx)).format_help(ctx, formatter)
 
 
+def _take_configuration(
+    command: Any, ctx: Any, words: list[str], variables: Callable[[], Mapping[str, str]] = lambda: os.environ
+) -> None:
+    """Make what a configuration file sets the defaults of a command's options; the program itself has none."""
+    if ctx.resilient_parsing:
+        return
+    given: dict[str, Any] = command.make_parser(ctx).parse_args(list(words))[0]
+    for name in ("config", "profile"):
+        if name in given:
+            ctx.meta[f"paceline.{name}"] = given[name]
+    # A process of a router has been given what it is to know.
+    if ctx.parent is None or any(given.get(name) for name in ("help", "help_all", "routed")):
+        return
+    from paceline.cli.config import read_settings
+
+    named, profile = ctx.meta.get("paceline.config"), ctx.meta.get("paceline.profile")
+    ctx.default_map = read_settings(ctx, given, named=named, profile=profile, variables=variables())
+
+
 def _show_all(ctx: typer.Context, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         show_help(ctx, everything=True)
@@ -112,6 +135,15 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def _have_common_options(
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", help="Configuration file. [dim]\\[paceline.toml, where there is one][/dim]", metavar="FILE"
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the configuration file to use.", metavar="NAME")
+    ] = None,
     help_all: Annotated[
         bool, typer.Option("--help-all", help="Show all options and exit.", is_eager=True, callback=_show_all)
     ] = False,
@@ -196,7 +228,10 @@ def _explain(error: typer.TyperException, command: Command | Group, ctx: Any, wo
     if not words and isinstance(command, Group):  # it says the help
         return error
     if not hasattr(error, "possibilities"):  # what the error of an unknown option has, and no other
-        message = _explain_value(error) or str(getattr(error, "message", error)) or error.format_message()
+        settings, option, message = ctx.default_map, getattr(error, "param", None), _explain_value(error)
+        if message and option is not None and settings and option.name in settings:
+            return InputError(f"{settings.file}: {message.replace(option.opts[0], settings.spelled[option.name], 1)}")
+        message = message or str(getattr(error, "message", error)) or error.format_message()
         return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: {_see_help(command, ctx)}")
     names = _names(_options(command, ctx))
     written = _find_written(getattr(error, "option_name", ""), words, names)

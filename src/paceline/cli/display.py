@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from paceline.cli.rendering import MarkdownView, WordWrap
 from paceline.core.request import SOURCE_TARGET
 from paceline.core.text import TextSegment
 from paceline.terminal_text import json_text, printable
@@ -120,11 +121,17 @@ class AnswerWriter:
     """Writes an answer to standard output as it arrives.
 
     On a terminal the prompt comes first, dimmed, and accepted tokens have their drafter's colour; colour respects
-    ``NO_COLOR``. Reasoning is dimmed and stands before the answer; without colours, a line says which is which.
-    Control characters are spelled out there. Into a pipe goes the answer alone, as it is.
+    ``NO_COLOR``. Lines are broken between words. Reasoning is dimmed and stands before the answer; without colours, a
+    line says which is which. Control characters are spelled out there. Into a pipe goes the answer alone, as it is.
+
+    Args:
+        prompt: what the answer continues.
+        drafters: names of those that the colours stand for.
+        silent: whether nothing is written.
+        markdown: whether a terminal shows the answer as markdown, and no drafter's colours.
     """
 
-    def __init__(self, prompt: str = "", drafters: Sequence[str] = (), *, silent: bool) -> None:
+    def __init__(self, prompt: str = "", drafters: Sequence[str] = (), *, silent: bool, markdown: bool = False) -> None:
         console = Console(file=sys.stdout)
         self._silent = silent
         # Not rich's word for it, which FORCE_COLOR changes: the layout is for people, a pipe gets the text alone.
@@ -132,17 +139,22 @@ class AnswerWriter:
         self._colours = None if console.no_color else _COLOUR_SYSTEMS.get(console.color_system or "")
         self._ends_in_newline = True
         self._is_reasoning = False
+        self._wrap = WordWrap(self._put)
+        self._markdown = MarkdownView(console) if markdown and self._terminal else None
         if self._terminal:
-            if self._colours is not None and drafters:
+            if self._markdown is None and self._colours is not None and drafters:
                 self._put(self._legend(drafters) + "\n\n")
-            self._put(self._render(prompt, _PROMPT_STYLE))
+            self._lay_out(prompt, _PROMPT_STYLE)
             self._ends_in_newline = prompt.endswith("\n")
 
     def write(self, segments: Sequence[TextSegment]) -> None:
         if self._silent or not segments:
             return
-        # Rendered here and not by rich's print, which would cost more than a small model's whole round.
-        self._put("".join(self._render(s.text, SOURCE_STYLES.get(s.source)) for s in segments))
+        if self._markdown is not None:
+            self._markdown.write("".join(printable(segment.text) for segment in segments))
+        for segment in segments if self._markdown is None else ():
+            self._lay_out(segment.text, SOURCE_STYLES.get(segment.source))
+        sys.stdout.flush()
         self._ends_in_newline = segments[-1].text.endswith("\n")
 
     def write_parts(self, parts: Sequence[AnswerEvent]) -> None:
@@ -153,6 +165,7 @@ class AnswerWriter:
                 continue
             if self._is_reasoning:
                 self._is_reasoning = False
+                self._wrap.end()
                 self._put("\n" if self._ends_in_newline else "\n\n")
                 self._head("answer")
             self.write(segments)
@@ -163,13 +176,18 @@ class AnswerWriter:
         if not self._is_reasoning:
             self._is_reasoning = True
             self._head("reasoning")
-        styles = [SOURCE_STYLES.get(segment.source, Style()) + _REASONING_STYLE for segment in segments]
-        self._put("".join(self._render(s.text, style) for s, style in zip(segments, styles, strict=True)))
+        for segment in segments:
+            self._lay_out(segment.text, SOURCE_STYLES.get(segment.source, Style()) + _REASONING_STYLE)
+        sys.stdout.flush()
         self._ends_in_newline = segments[-1].text.endswith("\n")
 
     def finish(self, *, line: bool = False) -> None:
         """End the answer's last line on a terminal. ``line`` does so in a pipe as well, where more is to come."""
         self._is_reasoning = False
+        self._wrap.end()
+        if self._markdown is not None:
+            self._markdown.end()
+            self._ends_in_newline = True
         if (self._terminal or line) and not self._ends_in_newline and not self._silent:
             self._put("\n")
             self._ends_in_newline = True
@@ -183,12 +201,15 @@ class AnswerWriter:
         names = [self._render(name, SOURCE_STYLES.get(name)) for name in drafters]
         return f"tokens accepted from: {', '.join(names)}; the rest are the {SOURCE_TARGET}'s own"
 
-    def _render(self, text: str, style: Style | None) -> str:
+    def _lay_out(self, text: str, style: Style | None) -> None:
         if not self._terminal:
-            return text
-        shown = printable(text)
+            self._put(text)
+            return
+        # Rendered here and not by rich's print, which would cost more than a small model's whole round.
+        self._wrap.write(printable(text), lambda part: self._render(part, style))
+
+    def _render(self, shown: str, style: Style | None) -> str:
         return shown if style is None or self._colours is None else style.render(shown, color_system=self._colours)
 
     def _put(self, text: str) -> None:
         sys.stdout.write(text)
-        sys.stdout.flush()

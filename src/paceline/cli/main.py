@@ -65,7 +65,9 @@ _COMMANDS: Final = {
         short="-m -md -hf -p -f -n --chat -sys -j --temp --seed -c -t -ngl --no-speculation --compare --json",
     ),
     "chat": _Source(
-        "chat", "chat", short="-m -md -hf -sys -p -n --reasoning --temp --seed -c -t -ngl --no-speculation --json"
+        "chat",
+        "chat",
+        short="-m -md -hf -sys -p -n --reasoning --temp --resume -c -t -ngl --no-speculation --markdown --json",
     ),
     "serve": _Source(
         "serve",

@@ -17,7 +17,7 @@ import typer
 
 from paceline.cli.display import error_console
 from paceline.cli.llama_flags import VARIABLES, remarks_on, with_llama_variables
-from paceline.cli.options import ModelFlags, in_flags, is_given, read_parts, refuse_given
+from paceline.cli.options import ModelFlags, in_flags, is_set, read_parts, refuse_given
 from paceline.cli.setup import FoundModels, Setup, choose_setup, count_requests, size_models
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.params import SpeculationParams
@@ -72,8 +72,8 @@ def is_router(context: typer.Context, models: ModelChoice, options: ServerOption
     several = [name for name in ("models_dir", "models_preset") if getattr(options, name) is not None]
     if not several:
         return False
-    names_one = any(is_given(context, name) for name in ("path", "hub_repo"))
-    names_several = any(is_given(context, name) for name in several)
+    names_one = any(is_set(context, name) for name in ("path", "hub_repo"))
+    names_several = any(is_set(context, name) for name in several)
     if models.target is None or (names_several and not names_one):
         return True
     if names_one and not names_several:
@@ -135,7 +135,7 @@ def _common_words(context: typer.Context) -> list[str]:
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
-        if is_given(context, name) and name not in (*_ROUTERS, *_OF_ONE_MODEL):
+        if is_set(context, name) and name not in (*_ROUTERS, *_OF_ONE_MODEL):
             words += _spell(parameter, context.params[name])
     return words
 
@@ -183,7 +183,7 @@ def _foresee(
     context: typer.Context, preset: Preset, words: list[str], environment: Mapping[str, str]
 ) -> tuple[int | None, int]:
     """Return the room that a model's requests get where nobody says it, and about what its process takes."""
-    with context.command.make_context("serve", [*words], parent=context.parent) as made:
+    with context.command.make_context("serve", ["--routed", *words], parent=context.parent) as made:
         parsed = cast("typer.Context", made)
         remarks_on(parsed.args, [name for parameter in context.command.params for name in parameter.opts])
         asked = read_parts(parsed, parsed.params, _PARTS, with_llama_variables(environment))

@@ -222,10 +222,21 @@ def read_parts(
         flag.name: flag.value(values[flag.name])
         for of_part in flags.values()
         for flag in of_part
-        if is_given(context, flag.name)
+        if is_set(context, flag.name)
     }
-    made = _build_parts(flags, given, from_environment(variables))
+    try:
+        made = _build_parts(flags, given, from_environment(variables))
+    except InputError as error:
+        if is_of_file(context, error.field):
+            raise InputError(f"{cast('Any', context.default_map).file}: {error}", field=error.field) from None
+        raise
     return {name: made[part] for name, part in parts.items()}
+
+
+def is_of_file(context: Any, name: str | None) -> bool:
+    """Return whether a configuration file sets the parameter of a field, of the target's or of the draft model's."""
+    settings = context.default_map or {}
+    return name in settings or f"{_DRAFT}{name}" in settings
 
 
 def _find_part(hint: Any) -> type | None:
@@ -332,9 +343,18 @@ def names_draft_model(context: typer.Context) -> bool:
 
 
 def is_given(context: typer.Context, parameter: str) -> bool:
-    """Return whether a parameter has a value from the command line, and not its default."""
+    """Return whether a parameter has a value from the command line."""
+    return _has_source(context, parameter, "COMMANDLINE")
+
+
+def is_set(context: typer.Context, parameter: str) -> bool:
+    """Return whether a parameter has a value from the command line or a configuration file, and not its default."""
+    return _has_source(context, parameter, "COMMANDLINE", "DEFAULT_MAP")
+
+
+def _has_source(context: typer.Context, parameter: str, *sources: str) -> bool:
     source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
+    return source is not None and source.name in sources
 
 
 def refuse_given(context: typer.Context, reasons: Mapping[str, str]) -> None:
@@ -370,6 +390,11 @@ def _as_flag(name: str, value: str) -> str | None:
     if field is not None:
         return spell_flag(field, value)
     return _NO_FIELDS.get(f"{name}={value}" if value else name, _NO_FIELDS.get(name))
+
+
+def long_flags() -> list[str]:
+    """Return the long names that options of the table have on the command line."""
+    return [name for field in _flagged().values() for name in field.flags if name.startswith("--")]
 
 
 @functools.cache

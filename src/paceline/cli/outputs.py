@@ -8,16 +8,21 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from rich.console import Console
 
 from paceline.atomic_output import atomic_file, check_parent
-from paceline.cli.commands import OPTIONAL_VALUE, STANDARD_OUTPUT
 from paceline.cli.display import error_console, output_console, print_json
 from paceline.core.errors import InputError
 from paceline.terminal_text import json_text, printable
+
+OPTIONAL_VALUE: Final = "[=FILE]"
+"""What the help shows of the value of an option that may have none."""
+
+STANDARD_OUTPUT: Final = "-"
+"""Value of such an option where it has none."""
 
 json_option = functools.partial(
     typer.Option,

@@ -18,7 +18,7 @@ from paceline.cli.options import (
     OF_THE_DRAFT_MODEL,
     WITHOUT_DRAFT_MODEL,
     ModelFlags,
-    is_given,
+    is_set,
     refuse_given,
     with_options,
 )
@@ -203,7 +203,7 @@ def plan(
     outputs = Outputs(json_to, html)
     outputs.check()
     samples = heldout_samples() if text is None else file_samples(text)
-    if not is_given(context, "max_sequences") and models.settings.max_sequences == 1:
+    if not is_set(context, "max_sequences") and models.settings.max_sequences == 1:
         models = dataclasses.replace(
             models, settings=dataclasses.replace(models.settings, max_sequences=DEFAULT_PARALLEL)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,6 +65,9 @@ taken, and named.[/dim]
 
 class ServeCommand(Command):
     """A command that leaves llama-server's flags to :func:`~paceline.cli.llama_flags.remarks_on`."""
+
+    def variables(self) -> Mapping[str, str]:
+        return with_llama_variables(os.environ)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = [name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]

@@ -23,6 +23,8 @@ from paceline.cli.options import (
     WITHOUT_DRAFT_MODEL,
     GivenOptions,
     is_given,
+    is_of_file,
+    is_set,
     names_draft_model,
     refuse_given,
 )
@@ -194,7 +196,7 @@ def choose_setup(
 
 def count_requests(context: typer.Context, models: ModelChoice, *, exact: bool) -> tuple[int, bool]:
     """Return how many requests a server answers at once, and whether somebody said so."""
-    if is_given(context, "max_sequences") or models.settings.max_sequences != 1:
+    if is_set(context, "max_sequences") or models.settings.max_sequences != 1:
         return models.settings.max_sequences, True
     return 1 if exact else DEFAULT_PARALLEL, False
 
@@ -269,14 +271,14 @@ def request_options(
     options = GenerateOptions(seed=params.seed, stop=rules.stop, max_tokens=rules.max_tokens)
     others = {name: value for name, value in given.values.items() if name not in of_model | options.keys()}
     options.update(cast("GenerateOptions", others))
-    if speculation.draft_max is not None and not is_given(context, "draft_max"):
+    if speculation.draft_max is not None and not is_set(context, "draft_max"):
         options["draft_max"] = speculation.draft_max
     return options
 
 
 def _choose_policy(context: typer.Context, name: str | None, plain: bool, fixed: FixedPolicy) -> Policy | str:
     """Return the policy that was asked for: draft lengths set by hand ask for a fixed one."""
-    by_hand = [flag for name, flag in _OF_A_FIXED_POLICY.items() if is_given(context, name)]
+    by_hand = [flag for each, flag in _OF_A_FIXED_POLICY.items() if is_set(context, each)]
     if plain:
         return NO_SPECULATION
     if name is None:
@@ -319,7 +321,9 @@ def _find_ineffective(
     if plain:
         by_environment = fixed.draft_max != 0 and not is_given(context, "speculate")
         off = "leave out --no-speculation (or --draft-max 0)"
-        if by_environment:
+        if is_of_file(context, "speculate"):
+            off = f"take no-speculation out of {cast('Any', context.default_map).file}"
+        elif by_environment:
             off = "unset PACELINE_SPECULATE"
         way_out = f"has no effect without speculation: leave it out, or {off}"
         without_effect |= dict.fromkeys((*_OF_SPECULATION, *_OF_DRAFTING_BY_MODEL), way_out)
