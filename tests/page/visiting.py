@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -30,6 +30,7 @@ def visiting(
     theme: Theme = "light",
     moves: bool = False,
     refusals: tuple[int, ...] = (),
+    before: Callable[[Page], object] = bool,
 ) -> Iterator[Page]:
     """Open a page in a profile of its own. Nothing may be refused by its policy, fail or be written to the console.
 
@@ -40,6 +41,7 @@ def visiting(
         theme: that the reader prefers.
         moves: whether the reader lets things move.
         refusals: statuses that the server is expected to answer with, which the browser writes to the console.
+        before: prepares the page that is not open yet.
     """
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
@@ -53,6 +55,7 @@ def visiting(
     page.on("console", lambda message: written.append(message.text))
     page.on("pageerror", lambda error: written.append(str(error)))
     page.on("request", lambda request: asked.add(request.url))
+    before(page)
     try:
         page.goto(url)
         yield page

@@ -399,6 +399,7 @@ async def test_models_are_loaded_by_themselves_only_where_that_is_wanted() -> No
         await router.until("b", "loaded")
         props = (await router.web.get("/props")).json()
         assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, False)
+        assert (await router.web.get("/")).text.startswith("<!doctype html>")
         assert (await router.web.get("/props?model=b")).json()["is"] == "b"
         await router.ask("b", path="/models/unload")
         await router.until("b", "unloaded")

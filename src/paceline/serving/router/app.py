@@ -140,8 +140,8 @@ class RouterServer(Server):
     """A server whose models have processes of their own."""
 
     def __init__(self, host: PoolHost, options: ServerOptions) -> None:
-        # The page asks one model.
-        super().__init__(host, replace(options, ui=False, sleep_idle_s=-1.0))
+        # Each model sleeps by itself.
+        super().__init__(host, replace(options, sleep_idle_s=-1.0))
         self.pool = host.pool
 
     def load(self) -> ServerLoad:

@@ -4,16 +4,18 @@ import { ApiError, stream } from "./api.js";
 
 /**
  * States: "asked" until the first token, "writing", then "done", "cancelled" or "failed"; "kept" where nothing but its text
- * is left of it. `beginning` is what was there before, which it goes on with.
+ * and a few figures are left of it. `beginning` is what was there before, which it continues: { content, reasoning }.
  *
- * A round is { pieces: [{ text, source, kind }], drafts, ms }: what it added, what was drafted for it, and the
- * milliseconds of decoding until it was there, by the server's clock.
+ * A round is { pieces: [{ text, source, kind }], drafts, sources, ms }: what it added, what was drafted for it, the source
+ * of each token, and the milliseconds of decoding until it was there, by the server's clock. Kinds are "reasoning",
+ * "content" and "call". A call is { id, name, arguments }, as OpenAI's API has them.
  */
 export class Answer {
-  constructor(beginning = "") {
-    this.beginning = beginning;
+  constructor({ content = "", reasoning = "" } = {}) {
+    this.beginning = { content, reasoning };
     this.state = "asked";
     this.rounds = [];
+    this.calls = [];
     this.progress = null;
     this.timings = null;
     this.speculative = null;
@@ -22,30 +24,48 @@ export class Answer {
     this.error = null;
     this.numTokens = 0;
     this.most = -1;
+    this.contextUsed = 0;
   }
 
-  /** An answer of which the browser kept the text, and how it ended. */
-  static kept({ text, finish }) {
-    return Object.assign(new Answer(text), { state: "kept", finish });
+  /** An answer of which the browser kept what `toJSON` returned, or less. */
+  static kept({ content, reasoning, calls = [], finish, contextUsed = 0, note = "" }) {
+    return Object.assign(new Answer({ content, reasoning }), { state: "kept", calls, finish, contextUsed, note });
+  }
+
+  toJSON() {
+    const { content, reasoning, calls, finish, contextUsed } = this;
+    return { content, reasoning, calls, finish, contextUsed, note: this.note ?? "" };
   }
 
   get isOver() {
     return this.state !== "asked" && this.state !== "writing";
   }
 
+  textOf(kind) {
+    const pieces = this.rounds.flatMap((round) => round.pieces);
+    return (this.beginning[kind] ?? "") + pieces.filter((piece) => piece.kind === kind).map((piece) => piece.text).join("");
+  }
+
+  /** All that was written, in its order. */
   get text() {
     return this.rounds.flatMap((round) => round.pieces).map((piece) => piece.text).join("");
   }
 
-  /** The text without what the model reasoned. */
   get content() {
-    const pieces = this.rounds.flatMap((round) => round.pieces);
-    return this.beginning + pieces.filter((piece) => piece.kind === "content").map((piece) => piece.text).join("");
+    return this.textOf("content");
   }
 
-  /** Whether it ended before its model ended it, and there is something to go on with. */
+  get reasoning() {
+    return this.textOf("reasoning");
+  }
+
+  get isEmpty() {
+    return !this.content && !this.reasoning && !this.calls.length;
+  }
+
+  /** Whether it ended before its model ended it, and there is something to continue. */
   get isCut() {
-    return this.isOver && this.finish !== "stop" && this.content !== "";
+    return this.isOver && this.finish !== "stop" && this.finish !== "tool_calls" && !this.calls.length && !this.isEmpty;
   }
 
   /** Tokens a second; null until there are some. */
@@ -85,7 +105,10 @@ export class Answer {
 
   take(chunk) {
     if (chunk.prompt_progress) this.progress = chunk.prompt_progress;
-    if (chunk.timings) this.timings = chunk.timings;
+    if (chunk.timings) {
+      this.timings = chunk.timings;
+      this.contextUsed = chunk.timings.cache_n + chunk.timings.prompt_n + chunk.timings.predicted_n;
+    }
     if (chunk.speculative) {
       this.speculative = chunk.speculative;
       this.noteGain(chunk.speculative);
@@ -101,6 +124,11 @@ export class Answer {
     for (const [name, kind] of [["reasoning_content", "reasoning"], ["content", "content"]]) {
       if (delta[name]) this.say(delta[name], kind, chunk.sources);
     }
+    for (const { index, id, function: { name, arguments: text } } of delta.tool_calls ?? []) {
+      this.calls[index] ??= { id, name, arguments: "" };
+      this.calls[index].arguments += text ?? "";
+      this.say(name ? `${name} ` : text, "call", chunk.sources);
+    }
     if (chunk.timings && this.rounds.length) this.rounds.at(-1).ms = chunk.timings.predicted_ms;
     if (chunk.stop === true || choice?.finish_reason) {
       this.state = "done";
@@ -114,6 +142,7 @@ export class Answer {
   }
 
   say(text, kind, sources) {
+    if (!text) return;
     const pieces = this.rounds.at(-1)?.pieces;
     // Characters may straddle tokens; the last of these completed the text. The end of an answer has no token.
     if (pieces) pieces.push({ text, kind, source: sources?.at(-1) ?? pieces.at(-1)?.source ?? "target" });

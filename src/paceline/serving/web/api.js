@@ -1,6 +1,6 @@
 // Asking the server. Every path is relative to the server's root, which an --api-prefix may have moved.
 
-const ROOT = new URL("../", import.meta.url);
+export const ROOT = new URL("../", import.meta.url);
 const KEY = "paceline-key";
 
 /** What the server, or the way to it, says is wrong: one line. `status` is 0 where no answer came. */
@@ -28,16 +28,26 @@ export function setKey(given) {
   }
 }
 
+// Of a server that has several.
+let model = "";
+
+/** Have all that follows ask this model. */
+export function setModel(name) {
+  model = name;
+}
+
 async function ask(path, { body, signal } = {}) {
+  const url = new URL(path, ROOT);
+  if (model && body === undefined) url.searchParams.set("model", model);
   const headers = {};
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(new URL(path, ROOT), {
+    response = await fetch(url, {
       method: body === undefined ? "GET" : "POST",
       headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined ? undefined : JSON.stringify(model ? { model, ...body } : body),
       signal,
       cache: "no-store",
     });

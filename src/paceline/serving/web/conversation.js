@@ -1,220 +1,164 @@
-// Chats, and texts to continue: the answer in tokens by source, with its figures beside it.
+// A conversation: its turns, what is sent of them, and its form in the browser's store and in files.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone.module.js";
 import { Answer } from "./answer.js";
-import { Figures, speedText } from "./figures.js";
-import { keepTurns, keptTurns } from "./keeping.js";
-import { RoundInspector, TokenText } from "./tokens.js";
-import { Settings, drawSeed, requestOf } from "./settings.js";
-import { useFocusKept, useRedraw, useTask } from "./writing.js";
 
-/** An answer as the model meant it to look. The libraries are loaded where somebody wants that. */
-function Formatted({ text }) {
-  const [toMarkup, setToMarkup] = useState(null);
-  useEffect(() => {
-    let isHere = true;
-    import("./markdown.js").then((module) => isHere && setToMarkup(() => module.toMarkup));
-    return () => { isHere = false; };
-  }, []);
-  if (!toMarkup) return html`<p class="quiet">…</p>`;
-  return html`<div class="formatted" dangerouslySetInnerHTML=${{ __html: toMarkup(text) }} />`;
-}
+const TITLE_LENGTH = 60;
 
-function stateText(answer) {
-  if (answer.state === "failed") return answer.error.message;
-  if (answer.state === "cancelled") return `cancelled after ${answer.numTokens} tokens`;
-  if (answer.state === "kept") return answer.isCut ? "from before, and not at its end" : "from before";
-  if (answer.state === "asked") {
-    const { progress } = answer;
-    return progress?.processed < progress?.total ? `reading the prompt: ${progress.processed} of ${progress.total} tokens` : "waiting";
-  }
-  const tokens = `${answer.numTokens} tokens, ${speedText(answer.speed)} tokens/s`;
-  if (answer.finish !== "length") return tokens;
-  return `${tokens}; cut off: ${answer.numTokens === answer.most ? `Max tokens is ${answer.most}` : "the context is full, or its time was over"}`;
-}
+const isText = (value) => typeof value === "string";
 
-/** An answer: its text, and one of its rounds where somebody looks closer. `goOn` has one that was cut off written on. */
-function Written({ answer, ghosts, isLooking, look, goOn }) {
-  const [isFormatted, setFormatted] = useState(false);
-  const [selected, setSelected] = useState(0);
-  const select = (index) => {
-    setSelected(index);
-    look();
-  };
-  return html`<div class="written">
-    ${isFormatted
-      ? html`<${Formatted} text=${answer.content} />`
-      : html`<${TokenText} beginning=${answer.beginning} rounds=${answer.rounds} ghosts=${ghosts} selected=${isLooking ? selected : -1}
-          onSelect=${select} caret=${!answer.isOver} />`}
-    <p class="state"><span class=${answer.state === "failed" ? "error" : "quiet"}>${stateText(answer)}</span>
-      ${goOn && answer.isCut && html`<button type="button" class="small" onClick=${goOn}>Go on</button>`}
-      ${answer.isOver && answer.content && html`
-        <button type="button" class="small" aria-pressed=${isFormatted} onClick=${() => setFormatted(!isFormatted)}>Formatted</button>`}
-      ${answer.isOver && answer.rounds.length > 0 && html`
-        <button type="button" class="small" aria-expanded=${isLooking} onClick=${() => look(!isLooking)}>Look closer</button>`}
-    </p>
-    ${isLooking && answer.isOver && html`<${RoundInspector} rounds=${answer.rounds} selected=${selected} onSelect=${setSelected} />`}
-  </div>`;
-}
+// `crypto.randomUUID` is there on secure origins alone.
+const newId = () => [...crypto.getRandomValues(new Uint32Array(3))].map((part) => part.toString(36)).join("");
 
-/** What both views do: ask for one answer after the other. */
-function useAnswering({ view, settings, change, announce, report, isShown, drawn }) {
-  const [busy, run, cancel] = useTask(isShown);
-  const redraw = useRedraw();
-  const ask = (path, body, taken, beginning) => run(async (signal) => {
-    const used = settings.isLocked ? settings : { ...settings, seed: drawSeed() };
-    if (!settings.isLocked) change({ seed: used.seed });
-    const answer = new Answer(beginning);
-    report(null);
-    taken(answer);
-    announce("The answer is being written.");
-    await answer.follow(path, { ...body, ...requestOf(used, view) }, () => { redraw(); drawn?.(); }, signal);
-    if (answer.error) report(answer.error);
-    announce(answer.state === "failed" ? "" : `The answer is over: ${stateText(answer)}.`);
+/** A message's text, with the files that go with it. A fence longer than any in the file is its end. */
+function withFiles({ asked, files }) {
+  const parts = files.map(({ name, text }) => {
+    const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([ticks]) => ticks.length));
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
   });
-  return [busy, ask, cancel];
+  return [...parts, asked].filter(Boolean).join("\n\n");
 }
 
-// As far below the window as what a round or two add to a conversation, in pixels.
-const NEAR = 160;
-
-/** Keep the end of a conversation in sight while it grows, unless its reader has scrolled up. */
-function useFollowing() {
-  const end = useRef(null);
-  const follow = () => {
-    if (!end.current || end.current.getBoundingClientRect().top > innerHeight + NEAR) return;
-    requestAnimationFrame(() => end.current?.scrollIntoView({ block: "nearest" }));
-  };
-  return [end, follow];
-}
-
-function messagesOf(turns) {
-  return turns.flatMap(({ asked, answer }) => [
-    { role: "user", content: asked },
-    { role: "assistant", content: answer.content },
-  ]);
-}
-
-/** Whether to begin anew, which erases what there is. */
-function NewChat({ begin }) {
-  const dialog = useRef(null);
-  const close = () => dialog.current.close();
-  return html`<button type="button" onClick=${() => dialog.current.showModal()}>New chat</button>
-    <dialog class="card" ref=${dialog} aria-labelledby="chat-erase">
-      <p id="chat-erase">Erase this conversation? Nothing else has kept it.</p>
-      <div class="actions">
-        <button type="button" onClick=${close}>Keep it</button>
-        <button type="button" onClick=${() => { close(); begin(); }}>Erase it</button>
-      </div>
-    </dialog>`;
-}
-
-export function Chat({ server, settings, change, announce, report, isShown }) {
-  const [kept] = useState(() => keptTurns().map((turn) => ({ asked: turn.asked, answer: Answer.kept(turn) })));
-  const [turns, setTurns] = useState(kept);
-  const [message, setMessage] = useState("");
-  const [looking, setLooking] = useState(-1);
-  const [end, follow] = useFollowing();
-  const [busy, ask, cancel] = useAnswering({ view: "chat", settings, change, announce, report, isShown, drawn: follow });
-  const box = useFocusKept(isShown);
-
-  useEffect(() => {
-    // A tab in which nothing was said leaves what another one keeps.
-    if (turns === kept) return undefined;
-    const keep = () => keepTurns(turns.map(({ asked, answer }) => ({ asked, text: answer.content, finish: answer.finish })));
-    keep();
-    addEventListener("pagehide", keep);
-    return () => removeEventListener("pagehide", keep);
-  }, [turns, busy]);
-
-  if (!server.props.chat_template) {
-    return html`<div class="view"><h2>Chat</h2><p class="lead">This model has no chat template: it
-      <a href="#text">continues texts</a> and answers no questions. To chat, start the server with a chat model, such as
-      ${" "}<code>paceline serve -hf ggml-org/gemma-3-1b-it-GGUF</code>.</p></div>`;
+/**
+ * A turn is { parent, asked, files, results, answer }: a message with files ({ name, text }) or the results of tool calls
+ * ({ id, text }), and its answer. Turns form a tree: `parent` is the index of the turn before, -1 for the first. A message
+ * that is edited or answered again begins another branch. The one that ends with turn `leaf` is shown.
+ */
+export class Conversation {
+  constructor({ id = newId(), title = "", system = "", updated = 0, leaf = -1, turns = [] } = {}) {
+    Object.assign(this, { id, title, system, updated, leaf, turns });
   }
-  const send = () => {
-    const asked = message.trim();
-    if (!asked || busy) return;
-    // What an answer that failed left behind is no part of the conversation.
-    const before = turns.filter((turn) => turn.answer.content);
-    ask("v1/chat/completions", { messages: [...messagesOf(before), { role: "user", content: asked }] }, (answer) => {
-      setTurns([...before, { asked, answer }]);
-      setMessage("");
-      setLooking(-1);
-      follow();
-    });
-  };
-  const goOn = () => {
-    const { asked, answer: { content } } = turns.at(-1);
-    ask("v1/chat/completions", { messages: messagesOf(turns), continue_final_message: true }, (answer) => {
-      setTurns([...turns.slice(0, -1), { asked, answer }]);
-      setLooking(-1);
-    }, content);
-  };
-  const typed = (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    send();
-  };
-  return html`<div class="view beside">
-    <h2>Chat</h2>
-    <div class="main">
-      <div class="log" role="region" aria-label="Conversation">
-        ${turns.length === 0 && html`<p class="quiet empty">Ask something. Each token of the answer shows who proposed it.</p>`}
-        ${turns.map((turn, index) => html`<article class="turn" key=${index}>
-          <p class="asked"><span class="hidden">You: </span>${turn.asked}</p>
-          <${Written} answer=${turn.answer} ghosts=${settings.ghosts} isLooking=${looking === index}
-            look=${(on = true) => setLooking(on ? index : -1)} goOn=${!busy && index === turns.length - 1 && goOn} />
-        </article>`)}
-        <div class="log-end" ref=${end}></div>
-      </div>
-      <div class="composer"><form class="card ask" onSubmit=${(event) => { event.preventDefault(); send(); }}>
-        <label for="chat-message">Message <span class="quiet">(Enter sends, Shift+Enter begins a line)</span></label>
-        <textarea id="chat-message" rows="1" ref=${box} value=${message} onKeyDown=${typed}
-          onInput=${(event) => setMessage(event.target.value)}></textarea>
-        <div class="actions">
-          <button class="primary" disabled=${busy || !message.trim()}>Send</button>
-          ${busy && html`<button type="button" aria-keyshortcuts="Escape" title="Escape" onClick=${cancel}>Cancel</button>`}
-          ${!busy && turns.length > 0 && html`<${NewChat} begin=${() => { setTurns([]); setLooking(-1); }} />`}
-        </div>
-      </form></div>
-    </div>
-    <div class="side">
-      <section class="card" aria-label="Settings"><${Settings} name="chat" settings=${settings} change=${change} /></section>
-      <${Figures} answer=${turns.at(-1)?.answer} />
-    </div>
-  </div>`;
-}
 
-export function Completion({ settings, change, announce, report, isShown }) {
-  const [prompt, setPrompt] = useState("def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n");
-  const [{ begun, answer }, setWritten] = useState({ begun: "", answer: null });
-  const [isLooking, setLooking] = useState(false);
-  const [busy, ask, cancel] = useAnswering({ view: "text", settings, change, announce, report, isShown });
-  const box = useFocusKept(isShown);
-  const write = (from, beginning) => ask("completion", { prompt: from + beginning }, (made) => {
-    setWritten({ begun: from, answer: made });
-    setLooking(false);
-  }, beginning);
-  return html`<div class="view beside">
-    <h2>Text</h2>
-    <div class="main">
-      <form class="card ask" onSubmit=${(event) => { event.preventDefault(); write(prompt, ""); }}>
-        <label for="text-prompt">Text to continue</label>
-        <textarea id="text-prompt" rows="6" ref=${box} value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
-        <div class="actions">
-          <button class="primary" disabled=${busy || !prompt}>Continue</button>
-          ${busy && html`<button type="button" aria-keyshortcuts="Escape" title="Escape" onClick=${cancel}>Cancel</button>`}
-        </div>
-      </form>
-      ${answer && html`<article class="turn card" aria-label="Answer">
-        <${Written} answer=${answer} ghosts=${settings.ghosts} isLooking=${isLooking} look=${(on = true) => setLooking(on)}
-          goOn=${!busy && (() => write(begun, answer.content))} />
-      </article>`}
-    </div>
-    <div class="side">
-      <section class="card" aria-label="Settings"><${Settings} name="text" settings=${settings} change=${change} /></section>
-      <${Figures} answer=${answer} />
-    </div>
-  </div>`;
+  /** Return what a store or a file has; null where that is something else. What is broken of it is left out. */
+  static read(value) {
+    if (Array.isArray(value?.messages) && !Array.isArray(value.turns)) return Conversation.fromMessages(value.messages);
+    if (!isText(value?.id) || !Array.isArray(value.turns)) return null;
+    const isTurn = (turn) => turn !== null && typeof turn === "object";
+    const turns = value.turns.filter(isTurn).map(({ parent, asked, files, results, answer }, index) => ({
+      parent: Number.isInteger(parent) && parent >= -1 && parent < index ? parent : index - 1,
+      asked: isText(asked) ? asked : "",
+      files: (Array.isArray(files) ? files : []).filter((file) => isText(file?.name) && isText(file.text)),
+      results: (Array.isArray(results) ? results : []).filter((result) => isText(result?.id) && isText(result.text)),
+      answer: Answer.kept({
+        content: isText(answer?.content) ? answer.content : "",
+        reasoning: isText(answer?.reasoning) ? answer.reasoning : "",
+        calls: (Array.isArray(answer?.calls) ? answer.calls : []).filter((call) => isText(call?.name) && isText(call.arguments)),
+        finish: answer?.finish ?? null,
+        contextUsed: Number(answer?.contextUsed) || 0,
+        note: isText(answer?.note) ? answer.note : "",
+      }),
+    }));
+    return new Conversation({
+      id: value.id,
+      title: isText(value.title) ? value.title : "",
+      system: isText(value.system) ? value.system : "",
+      updated: Number(value.updated) || 0,
+      leaf: Number.isInteger(value.leaf) && value.leaf in turns ? value.leaf : turns.length - 1,
+      turns,
+    });
+  }
+
+  /** Messages of OpenAI's form, as `/save` in the terminal writes them. */
+  static fromMessages(messages) {
+    const made = new Conversation({ updated: Date.now() });
+    const textOf = ({ content }) => (Array.isArray(content) ? content.map((part) => part?.text ?? "").join("\n") : content ?? "");
+    for (const message of messages.filter((each) => isText(each?.role))) {
+      const last = made.turns.at(-1);
+      if (message.role === "assistant") {
+        const calls = (message.tool_calls ?? []).map(({ id, function: { name, arguments: text } }) => ({ id, name, arguments: text }));
+        const answer = Answer.kept({ content: textOf(message), reasoning: message.reasoning_content ?? "", calls, finish: "stop" });
+        if (last && last.answer.isEmpty) last.answer = answer;
+        else made.add({ answer });
+      } else if (message.role === "tool") {
+        const result = { id: message.tool_call_id ?? "", text: textOf(message) };
+        if (last?.results.length && last.answer.isEmpty) last.results.push(result);
+        else made.add({ results: [result] });
+      } else if (message.role === "user") made.add({ asked: textOf(message) });
+      else made.system = textOf(message);
+    }
+    return made.turns.length || made.system ? made : null;
+  }
+
+  toJSON() {
+    const { id, title, system, updated, leaf } = this;
+    return { id, title, system, updated, leaf, turns: this.turns.map((turn) => ({ ...turn, answer: turn.answer.toJSON() })) };
+  }
+
+  /** For a file, which programs that read OpenAI's messages can use. */
+  exported() {
+    return { messages: this.messages(this.leaf), ...this.toJSON() };
+  }
+
+  get name() {
+    const first = this.turns[0];
+    const line = (first?.asked || first?.files[0]?.name || "").trim().split("\n")[0];
+    return this.title || (line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH)}…` : line) || "New chat";
+  }
+
+  /** Whether each of some words, in lower case, is in its title or texts. */
+  has(words) {
+    const texts = this.turns.flatMap(({ asked, files, answer }) => [asked, answer.content, ...files.map((file) => file.name)]);
+    const all = [this.title, ...texts].join("\n").toLowerCase();
+    return words.every((word) => all.includes(word));
+  }
+
+  /** Indices of the turns that lead to one, which is the last. */
+  branch(end = this.leaf) {
+    const found = [];
+    for (let index = end; index >= 0; index = this.turns[index].parent) found.unshift(index);
+    return found;
+  }
+
+  /** Indices of the turns that follow the same one. */
+  siblings(index) {
+    return this.turns.flatMap((turn, each) => (turn.parent === this.turns[index].parent ? [each] : []));
+  }
+
+  /** Show the branch of a turn, to its latest end. */
+  choose(index) {
+    this.leaf = index;
+    this.turns.forEach((turn, each) => {
+      if (turn.parent === this.leaf) this.leaf = each;
+    });
+  }
+
+  /** Add a turn, by default after the last one that is shown; return its index. */
+  add({ parent = this.leaf, asked = "", files = [], results = [], answer = Answer.kept({}) }) {
+    this.leaf = this.turns.push({ parent, asked, files, results, answer }) - 1;
+    this.updated = Date.now();
+    return this.leaf;
+  }
+
+  /** Where the next message goes: what an answer without a text left behind is no part of the conversation. */
+  get end() {
+    return this.leaf >= 0 && this.turns[this.leaf].answer.isEmpty ? this.turns[this.leaf].parent : this.leaf;
+  }
+
+  /** What is sent to have a turn answered, or with `continues` to have its answer continued: OpenAI's messages. */
+  messages(index, { continues = false } = {}) {
+    const found = this.system.trim() ? [{ role: "system", content: this.system }] : [];
+    const branch = this.branch(index);
+    for (const { asked, files, results, answer } of branch.map((each) => this.turns[each])) {
+      const isLast = answer === this.turns[index].answer;
+      if (asked || files.length) found.push({ role: "user", content: withFiles({ asked, files }) });
+      found.push(...results.map(({ id, text }) => ({ role: "tool", tool_call_id: id, content: text })));
+      if (answer.isEmpty) continue;
+      const calls = answer.calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+      const message = { role: "assistant", content: answer.content };
+      if (calls.length) message.tool_calls = calls;
+      // Templates leave out what was reasoned before.
+      if (isLast && continues && answer.reasoning) {
+        message.reasoning_content = answer.reasoning;
+        if (!answer.content) delete message.content;
+      }
+      found.push(message);
+    }
+    return found;
+  }
+
+  /** What is sent to have a turn answered that is not there yet. */
+  messagesWith({ parent, asked = "", files = [], results = [] }) {
+    const extended = new Conversation({ system: this.system, leaf: parent, turns: [...this.turns] });
+    return extended.messages(extended.add({ asked, files, results }));
+  }
 }

@@ -1,38 +1,31 @@
-// The conversation, kept by the browser: a reload finds that of its tab again, and a new tab the latest one.
+// What the browser keeps for this page: conversations (IndexedDB), settings and the model (localStorage). The server keeps
+// none of it.
+
+import { createStore, del, set, values } from "./vendor/idb-keyval.js";
+import { ROOT } from "./api.js";
 
 // Servers of one address may differ in their prefix.
-const KEY = `paceline-chat:${new URL("../", import.meta.url).pathname}`;
-// Characters. Beyond them the first turns are let go of; browsers have room for some five million.
-const MAX = 1000000;
-const STORES = ["sessionStorage", "localStorage"];
+const NAME = `paceline:${ROOT.pathname}`;
+const store = createStore(NAME, "conversations");
 
-/** Keep turns: [{ asked, text, finish }]. */
-export function keepTurns(turns) {
-  let kept = turns;
-  let written = JSON.stringify(kept);
-  while (written.length > MAX) {
-    kept = kept.slice(1);
-    written = JSON.stringify(kept);
-  }
-  for (const store of STORES) {
-    try {
-      globalThis[store].setItem(KEY, written);
-    } catch {
-      // It is switched off, or full.
-    }
+/** Conversations in the form of `Conversation.toJSON`. These three reject where the browser keeps nothing for the page. */
+export const keptConversations = () => values(store);
+export const keepConversation = (conversation) => set(conversation.id, conversation.toJSON(), store);
+export const dropConversation = (id) => del(id, store);
+
+/** Return what was kept under a name; undefined where that is nothing, or broken. */
+export function kept(name) {
+  try {
+    return JSON.parse(localStorage.getItem(`${NAME}${name}`)) ?? undefined;
+  } catch {
+    return undefined;
   }
 }
 
-/** Return the turns that were kept; none where what lies there is something else. */
-export function keptTurns() {
-  for (const store of STORES) {
-    try {
-      const written = globalThis[store].getItem(KEY);
-      if (written === null) continue;
-      return JSON.parse(written).filter((turn) => typeof turn?.asked === "string" && typeof turn.text === "string");
-    } catch {
-      // As above, or broken.
-    }
+export function keep(name, value) {
+  try {
+    localStorage.setItem(`${NAME}${name}`, JSON.stringify(value));
+  } catch {
+    // It is switched off, or full.
   }
-  return [];
 }

@@ -178,7 +178,7 @@ export function Race({ server, settings, change, announce, report, isShown }) {
       if (made[lane].state !== "done") {
         setRecording(null);
         if (made[lane].error) report(made[lane].error);
-        announce(made[lane].state === "cancelled" ? "The race was cancelled." : "");
+        announce(made[lane].state === "cancelled" ? "The race was stopped." : "");
         return;
       }
     }
@@ -226,10 +226,10 @@ export function Race({ server, settings, change, announce, report, isShown }) {
         ${examples.map(([name, text]) => html`<button type="button" class="chip" key=${name}
           aria-pressed=${prompt === text} onClick=${() => setPrompt(text)}>${name}</button>`)}
       </div>
-      <${Settings} name="race" settings=${settings} change=${change} />
+      <${Settings} name="race" settings=${settings} change=${change} defaults=${server.props.default_generation_settings.params} />
       <div class="actions">
         <button class="primary" disabled=${busy || !prompt}>${slow ? "Race again" : "Start the race"}</button>
-        ${busy && html`<button type="button" aria-keyshortcuts="Escape" title="Escape" onClick=${cancel}>Cancel</button>`}
+        ${busy && html`<button type="button" aria-keyshortcuts="Escape" title="Escape" onClick=${cancel}>Stop</button>`}
         ${isPlaying && html`<button type="button" onClick=${skip}>Skip to the end</button>`}
         ${isOver && !busy && html`<button type="button" onClick=${() => replay(chosen, last)}>Replay</button>
           <label class="inline">at

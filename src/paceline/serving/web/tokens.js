@@ -40,15 +40,17 @@ function ghostOf(drafts) {
 class Round extends Component {
   // Only the last round of an answer changes. The others are drawn once, however long the answer gets.
   shouldComponentUpdate(next) {
-    const { round, ghosts, selected } = this.props;
-    return round !== next.round || this.drawn !== next.round.pieces.length || ghosts !== next.ghosts
+    const { round, ghosts, selected, kind } = this.props;
+    return round !== next.round || kind !== next.kind || this.drawn !== next.round.pieces.length || ghosts !== next.ghosts
       || selected !== next.selected;
   }
 
-  render({ round, index, ghosts, selected }) {
+  render({ round, index, ghosts, selected, kind }) {
     this.drawn = round.pieces.length;
+    const pieces = kind ? round.pieces.filter((piece) => piece.kind === kind) : round.pieces;
+    if (kind && !pieces.length) return null;
     const refused = ghosts ? refusedPath(round.drafts) : [];
-    const said = round.pieces.map((piece) => html`<span
+    const said = pieces.map((piece) => html`<span
       class=${`${sourceClass(piece.source)}${piece.kind === "reasoning" ? " reasoning" : ""}`}>${piece.text}</span>`);
     // Refused drafts stand where they would have gone on: before the target's own token, the round's last.
     if (refused.length) {
@@ -62,10 +64,11 @@ class Round extends Component {
 /**
  * The rounds of an answer as text; a click chooses one of them.
  *
- * `label`: names a text that scrolls in itself, so that the keyboard reaches it. `caret`: whether more is to come, whose
- * end such a text shows. `beginning`: text before it, of unknown tokens.
+ * `kind`: of the pieces that are shown; all where it is left out. `label`: names a text that scrolls in itself, so that the
+ * keyboard reaches it. `caret`: whether more is to come, whose end such a text shows. `beginning`: text before it, of unknown
+ * tokens.
  */
-export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, label, beginning }) {
+export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, label, beginning, kind }) {
   const element = useRef(null);
   useEffect(() => {
     if (label && caret && element.current) element.current.scrollTop = element.current.scrollHeight;
@@ -78,7 +81,7 @@ export function TokenText({ rounds, ghosts, selected = -1, onSelect, caret, labe
   const region = label ? { role: "group", tabIndex: 0, "aria-label": label } : {};
   return html`<div class=${onSelect ? "tokens choosable" : "tokens"} onClick=${choose} ref=${element} ...${region}>
     ${beginning}${rounds.map((round, index) => html`<${Round} key=${index} round=${round} index=${index} ghosts=${ghosts}
-      selected=${index === selected} />`)}${caret && html`<span class="caret" aria-hidden="true"></span>`}
+      kind=${kind} selected=${index === selected} />`)}${caret && html`<span class="caret" aria-hidden="true"></span>`}
   </div>`;
 }
 

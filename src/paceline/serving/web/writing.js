@@ -24,14 +24,18 @@ export function useTask(isShown) {
   const controller = useRef(null);
   const cancel = () => controller.current?.abort();
   useEffect(() => cancel, []);
+  const isSeen = useRef(isShown);
+  isSeen.current = isShown;
   useEffect(() => {
-    if (!busy || !isShown) return undefined;
+    if (!busy) return undefined;
     const pressed = (event) => {
-      if (event.key === "Escape" && !event.isComposing) cancel();
+      // What is open over the page takes the key first.
+      const isOurs = event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open], :popover-open");
+      if (isOurs && isSeen.current) cancel();
     };
     addEventListener("keydown", pressed);
     return () => removeEventListener("keydown", pressed);
-  }, [busy, isShown]);
+  }, [busy]);
   const run = async (work) => {
     if (controller.current) return;
     controller.current = new AbortController();
