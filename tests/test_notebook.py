@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
+from traitlets.config import Config
 
 import paceline
+from paceline.api import _Loading
 from paceline.core.text import TextSegment
 from paceline.models.embedded import embedded_target
 from paceline.notebook import answer_html, loading_report
@@ -72,3 +78,37 @@ def test_a_load_is_shown_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
         ("again", "measuring what passes cost on this machine: 50%"),
         ("again", "measured what passes cost: 100%"),
     ]
+
+
+def test_whoever_is_told_how_far_a_load_is_is_told_of_its_end() -> None:
+    """Measuring may end before its time is up, and most loads measure nothing."""
+    told: list[float] = []
+    loading = _Loading(told.append)
+    loading.end_report()
+    assert told == []
+    loading.report(0.95)
+    loading.end_report()
+    loading.end_report()
+    assert told == [0.95, 1.0]
+
+
+@pytest.mark.long
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is, but with shorter answers, and one pair of runs where it takes the median of three."""
+    for variable in ("PACELINE_CACHE", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    notebook: Any = nbformat.read(Path(__file__).parents[1] / "examples/notebook.ipynb", as_version=4)
+    cells = {cell.id: cell for cell in notebook.cells}
+    for name, whole, part in (("answer", '"max_tokens": 200', '"max_tokens": 24'), ("compare", "range(3)", "range(1)")):
+        assert whole in cells[name].source
+        cells[name].source = cells[name].source.replace(whole, part)
+    # No network: the kernel is reached by files.
+    by_files = Config({"KernelManager": {"transport": "ipc"}})
+    NotebookClient(notebook, kernel_name="python3", config=by_files, timeout=120).execute()
+
+    (loading, _) = cells["load"].outputs
+    assert loading.data["text/plain"] == "measured what passes cost: 100%"
+    assert cells["answer"].outputs[-1].data["text/html"].startswith("<div")
+    assert "times as fast\n" in cells["compare"].outputs[0].text
+    drafted = cells["own"].outputs[-1].data
+    assert 'title="drafted by pairs"' in drafted["text/html"]

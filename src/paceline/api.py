@@ -696,6 +696,7 @@ def load(
             max_waiting=max_waiting,
             report=loading.report,
         )
+        loading.end_report()
         return loading.loaded
 
     try:
@@ -716,12 +717,19 @@ class _Loading:
         self.given_up = False
         self.loaded: Model | None = None
         self._report = report
+        self._share: float | None = None
 
     def report(self, share: float) -> None:
         if self.given_up:
             raise KeyboardInterrupt
+        self._share = share
         if self._report is not None:
             self._report(share)
+
+    def end_report(self) -> None:
+        """Have whoever was told a share be told of the last one: measuring may end before its time is up."""
+        if self._share not in (None, 1.0):
+            self.report(1.0)
 
     def discard(self) -> None:
         if self.loaded is not None:

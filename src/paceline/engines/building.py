@@ -101,7 +101,8 @@ _DRIVERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia
 MAX_DIFFERENCE: Final = 0.02
 """Mean Kullback-Leibler divergence between two builds' distributions, in nats, that their rounding explains.
 
-A build that computes wrongly differs by several.
+A build that computes wrongly differs by several. [Found between ways of one build: fused attention 6e-5, a cache in
+Q8_0 1.6e-4, in Q4_0 5e-3.]
 """
 
 
