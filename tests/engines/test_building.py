@@ -154,6 +154,19 @@ def test_compiling_tells_how_far_it_is_and_a_failure_where_its_log_is(
     assert building.last_lines(log)[-1] == "error: no such thing"
 
 
+def test_of_a_log_the_first_error_is_shown_and_nothing_that_pip_says_of_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    before = [f"[{number}/99] c++ {'x' * 500}" for number in range(30)]
+    after = ["  error: subprocess-exited-with-error", *(f"pip says {number}" for number in range(30))]
+    log.write_text("\n".join([*before, "one.cpp:3: error: no such thing", *before, *after]))
+    shown = building.last_lines(log)
+    assert shown[0] == "one.cpp:3: error: no such thing"
+    assert len(shown) == 15
+    assert max(map(len, shown)) == 200
+    log.write_text("\n".join([*before, "FAILED: two.o", *after]))
+    assert building.last_lines(log)[-1] == "FAILED: two.o"
+
+
 def test_an_interrupt_ends_the_compiler_too(tmp_path: Path) -> None:
     """The pipe of a process that runs for ever ends with it."""
 

@@ -35,7 +35,7 @@ def build(*backends: str, features: str = "", devices: tuple[str, ...] = ()) -> 
         ([NVIDIA], "", build("CUDA"), {"NVIDIA L4": "the driver"}),
         ([NVIDIA], "", build("Vulkan", devices=("Vulkan0 (NVIDIA L4)",)), {}),
         ([APU, DRIVERLESS], "AVX2", build(), {}),
-        ([], "AMX_INT8 AVX2", build(features="AVX2"), {"this processor's AMX": "--build cpu"}),
+        ([], "AMX_INT8 AVX2", build(features="AVX2"), {"This processor's AMX": "--build cpu"}),
         ([], "AMX_INT8", build(features="AMX_INT8 LLAMAFILE"), {}),
     ],
 )

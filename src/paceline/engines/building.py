@@ -98,6 +98,9 @@ _PACKAGES: Final = {
 _CUDA_PLACES: Final = ("usr/local/cuda*", "opt/cuda")
 _DRIVERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib")
 
+_ERROR: Final = re.compile(r"CMake Error|FAILED:|\berror:", re.IGNORECASE)
+_LONGEST_LINE: Final = 200
+
 MAX_DIFFERENCE: Final = 0.02
 """Mean Kullback-Leibler divergence between two builds' distributions, in nats, that their rounding explains.
 
@@ -421,9 +424,11 @@ def _run(
 
 
 def last_lines(log: Path, count: int = 15) -> list[str]:
-    """Return the end of a log."""
+    """Return the end of a log, or what stands there from the first error on: pip says a lot after that."""
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-count:]
+    whole = next((place for place, line in enumerate(lines) if "subprocess-exited-with-error" in line), len(lines))
+    first = next((place for place, line in enumerate(lines) if _ERROR.search(line)), whole)
+    return [line[:_LONGEST_LINE] for line in lines[min(first, max(whole - count, 0)) : whole][:count]]
 
 
 # --- trying it --------------------------------------------------------------------------------------------------------

@@ -96,4 +96,4 @@ def find_idle(build: LlamaBuild, gpus: Iterable[Gpu], features: Iterable[str]) -
             yield Idle(gpu.name, f"llama.cpp was built without {wanted}", recipe, WORTH.get(wanted))
     if "AMX_INT8" in {*features} - build.cpu_features:
         why, recipe = "llama.cpp was built without it", "paceline engine --build cpu"
-        yield Idle("this processor's AMX", why, recipe, WORTH["AMX_INT8"])
+        yield Idle("This processor's AMX", why, recipe, WORTH["AMX_INT8"])
