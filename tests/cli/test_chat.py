@@ -89,7 +89,7 @@ def test_every_answer_is_an_object_with_json(chat: Chat) -> None:
         assert len(answer["token_ids"]) == answer["stats"]["predicted_n"] == 8
     assert outcome.err == (
         "the conversation is cleared\n"
-        "there is no command /nonsense: /help lists them; begin a message with // for one slash\n"
+        "there is no command /nonsense: /help lists them; type // to send a message that begins with /\n"
     )
 
 
@@ -315,7 +315,7 @@ def test_options_can_be_set(chat: Chat) -> None:
         ("/set temp hot", "temp hot: give a number"),
         ("/set temp -1", "temp -1: temperature -1.0 is out of range: give a value from 0.0 to 100.0 (--temp, 0"),
         ("/stats", "there is no answer yet: write a message first"),
-        ("/stats x", "/stats takes nothing after it: leave out 'x'"),
+        ("/stats x", "/stats takes no argument: leave out 'x'"),
     ],
 )
 def test_what_cannot_be_set_or_shown(chat: Chat, line: str, says: str) -> None:
@@ -375,16 +375,16 @@ def test_exit_ends_the_chat(chat: Chat) -> None:
 
 def test_commands_that_cannot_be_obeyed(chat: Chat) -> None:
     bad = {
-        "/": "there is no command /: /help lists them; begin a message with // for one slash",
+        "/": "there is no command /: /help lists them; type // to send a message that begins with /",
         "/foo": "there is no command /foo: /help lists them",
-        "/re": "there is no command /re: /retry or /reset; begin",
+        "/re": "there is no command /re: /retry or /reset; type",
         "/s": "there is no command /s: /system or /set or /stats or /save",
         "/resets": "there is no command /resets: /help lists them",
         "/etc/passwd": "there is no command /etc/passwd",
-        "/reset now": "/reset takes nothing after it: leave out 'now'",
-        "/retry x": "/retry takes nothing after it",
-        "/help x": "/help takes nothing after it",
-        "/exit x": "/exit takes nothing after it: leave out 'x'",
+        "/reset now": "/reset takes no argument: leave out 'now'",
+        "/retry x": "/retry takes no argument",
+        "/help x": "/help takes no argument",
+        "/exit x": "/exit takes no argument: leave out 'x'",
         "/save": "/save needs a file: /save FILE",
         "/load  ": "/load needs a file: /load FILE",
         "/l": "/load needs a file",
@@ -434,13 +434,13 @@ def test_what_is_forgotten_is_said_once_and_saved(chat: Chat, tmp_path: Path) ->
     options = (*SHORT, "-c", "160", "-sys", "Be brief.")
     outcome = chat(*lines, f"/save {file}", options=options)
     assert outcome.status == 0
-    assert outcome.err.count("the conversation is longer than the context: its ") == 1
+    assert outcome.err.count("the conversation is longer than the context: the ") == 1
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 12]
     assert [message["content"] for message in messages[1::2]] == lines
     # After a new beginning there is something new to be said.
     again = chat(*lines, "/reset", *lines, options=options)
-    assert again.err.count("the conversation is longer than the context: its ") == 2
+    assert again.err.count("the conversation is longer than the context: the ") == 2
     # It goes on as it did before, without what was forgotten.
     json_options = (*options, "--json")
     assert replies(chat(f"/load {file}", "last", options=json_options))[0]["stats"]["prompt_n"] < 160
@@ -509,7 +509,7 @@ def test_a_closed_input_or_no_message_at_all(chat: Chat, templates: Path) -> Non
     command = without_stream(0, "chat", *by_template(templates), *SHORT)
     ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == b"paceline: standard input is closed: there is nobody to chat with\n"
+    assert ended.stderr == b"paceline: standard input is closed: there are no messages to read\n"
 
 
 def spawn_chat(templates: Path, *options: str, **more: Any) -> subprocess.Popen[bytes]:
@@ -557,7 +557,7 @@ def test_a_message_is_taken_back_where_nothing_was_answered_yet(
         with monkeypatch.context() as patch:
             patch.setattr(ReplyStream, "so_far", nothing)
             session.take("And now?")
-        assert capsys.readouterr().err.endswith("; stopped\nnothing was answered yet: the message is left out\n")
+        assert capsys.readouterr().err.endswith("; stopped\nstopped before the first word: the message is withdrawn\n")
         session.take(f"/save {tmp_path / 'after.json'}")
     assert (tmp_path / "after.json").read_text() == (tmp_path / "before.json").read_text()
     assert not session.has_failed

@@ -51,7 +51,7 @@ def test_what_there_is_not_is_one_line_with_what_was_meant(invoke: Invoke, words
         ("run --verify foo", "--verify 'foo' is not one of coupled, rejection: see paceline run --help-all"),
         ("run -p", "option '-p' requires an argument: see paceline run --help-all"),
         ("run --ignore-eos=yes", "option '--ignore-eos' does not take a value: see paceline run --help-all"),
-        ("bench hard", "got unexpected extra argument(s) (hard): see paceline bench --help-all"),
+        ("bench hard", "unexpected argument hard: see paceline bench --help-all"),
         ("models remove", "missing argument 'NAME': see paceline models remove --help"),
     ],
 )
@@ -62,9 +62,9 @@ def test_a_command_line_that_cannot_be_read_is_one_line(invoke: Invoke, words: s
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("bench --json bench.json", "--json bench.json is --json=bench.json now"),
-        ("profile --json profile", "--json profile is --json=profile now"),
-        ("doctor target draft --json found.json", "--json found.json is --json=found.json now"),
+        ("bench --json bench.json", "--json bench.json: write --json=bench.json"),
+        ("profile --json profile", "--json profile: write --json=profile"),
+        ("doctor target draft --json found.json", "--json found.json: write --json=found.json"),
         ("doctor --json", "missing argument 'TARGET': see paceline doctor --help-all"),
         ("doctor --json absent.gguf", "there is no file absent.gguf: give the path of a GGUF file"),
         ("doctor --json - absent.gguf", "there is no file absent.gguf: give the path of a GGUF file"),

@@ -158,7 +158,7 @@ def test_a_head_goes_beside_the_model(invoke: Invoke, tmp_path: Path) -> None:
     made.write_bytes(b"something else")
     second = invoke(*command, str(path))
     assert (second.status, second.out) == (2, "")
-    assert "eagle3-large.gguf is there already" in second.err
+    assert "eagle3-large.gguf exists and is another model" in second.err
     third = invoke(*command, str(tmp_path / "folder"))
     assert third.status == 2
     assert "--head needs a model in GGUF" in third.err

@@ -47,8 +47,8 @@ def test_what_memory_goes_to_is_said_once(invoke: Invoke, target: Path) -> None:
     outcome = invoke(*RUN, "-m", str(target), "--memory", "20M", "--no-speculation")
     assert outcome.status == 0, outcome.err
     assert outcome.out == plain.out
-    assert outcome.err.startswith("20M of memory go to\n")
-    for part in ("ring that the other layers go through", "text in the cache, and scratch", "Python"):
+    assert outcome.err.startswith("20M of memory are used by\n")
+    for part in ("buffer for streamed layers", "KV cache and scratch", "Python"):
         assert re.search(rf"^{part} +[\d.]+ [MG]B$", outcome.err, re.M)
     assert re.search(
         r"^every pass reads [\d.]+ MB, at [\d.]+ [MG]B/s: [\d.e-]+ s for a token without drafts$", outcome.err, re.M
@@ -161,7 +161,7 @@ def test_what_costs_more_than_it_need_is_said(monkeypatch: pytest.MonkeyPatch) -
     )
     print_memory_plan(plan)
     said = file.getvalue()
-    assert said.startswith("8.0G of memory go to\n")
+    assert said.startswith("8.0G of memory are used by\n")
     assert "draft model" not in said
     assert said.endswith(
         "every pass reads 8.00 GB, all 64 experts of each layer among them, at 500 MB/s: 16 s for a token without "

@@ -97,7 +97,7 @@ def test_the_report_says_what_each_drafter_took_and_what_was_gained(
             r"gain {20}= about \d+\.\d\d times plain  \(\d+\.\d\d to \d+\.\d\d by what plain rounds took\)",
         ),
         (("--draft-max", "3"), r"gain                    = not known: .*\(--compare does\)"),
-        (("-n", "1"), "nothing was drafted     = the answer was over with the prompt"),
+        (("-n", "1"), "nothing was drafted     = the answer ended with its first token"),
     ],
 )
 def test_every_report_has_the_gain_or_the_reason_for_none(

@@ -164,16 +164,16 @@ def bench(
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:
-    """Measure what speculation gains on this machine: plain against every static setting, other policies and auto.
+    """Measure what speculation gains on this machine: fixed settings and policies against plain decoding.
 
-    Every run of a variant lies between two plain runs of the same prompt, so a machine that becomes slower does so for
-    both; plain is compared with plain in the same way. Static settings are pre-selected by replaying recorded drafts in
-    virtual time; live, sampled answers are others to the same prompts, drawn anew for each pair and alike for all
-    variants. Workloads whose names end in -forced make the target follow a given text at full cost.
+    Every run of a variant lies between two plain runs of the same prompt, so a machine that becomes slower affects
+    both; plain is compared with plain in the same way. Fixed settings are preselected by simulation on recorded drafts.
+    Sampled answers are drawn anew for each pair, the same for all variants. Workloads whose names end in -forced make
+    the target follow a given text at full cost.
     """
     started_s = time.monotonic()
     if quick and time_limit is not None:
-        raise InputError(f"--quick is --time-limit {QUICK_S:.0f} with fewer variants: give one of them")
+        raise InputError(f"--quick has a time limit of its own, {QUICK_S:.0f} s: leave out --quick or --time-limit")
     limit_s = QUICK_S if quick else time_limit
     if limit_s is not None and not limit_s > 0:
         raise InputError(f"--time-limit {limit_s:g}: give more than 0 seconds")
@@ -205,7 +205,7 @@ def bench(
         raise InputError(f"no drafter is named: choose from {', '.join(DRAFTER_NAMES)}")
     check_drafter_names(settings.drafters)
     if remember and AUTO not in settings.variants:
-        raise InputError("--remember is of auto, which is not among --variants: add it, or leave out --remember")
+        raise InputError("--remember applies to auto, which is not among --variants: add auto, or leave out --remember")
     if "draft" in settings.drafters and not uses_draft_model:
         raise InputError("drafter 'draft' needs a draft model: name one with -md, or leave it out of --drafters")
     if "draft" not in settings.drafters:
@@ -333,8 +333,8 @@ def _load_learned(kept: KeptProfile) -> Learned:
     learned = None if kept.key is None else load_learned(kept.key)
     if learned is None:
         raise InputError(
-            "nothing was learned of these models in this setting yet: leave out --remember, or use them before "
-            "(paceline run with the same models and options)"
+            "nothing has been learned about these models with these options yet: leave out --remember, or run them "
+            "first (paceline run with the same models and options)"
         )
     return learned
 
@@ -372,8 +372,8 @@ def _parse_server(against: str, workloads: Sequence[str]) -> Path:
         raise InputError(f"--against {against}: write --against llama-server=PATH; no other server is known")
     if all(workload == MIXED or WORKLOADS[workload].forced for workload in workloads):
         raise InputError(
-            "--against has no effect on forced workloads and mixed, as no server can be made to follow a text: "
-            "choose others, or leave it out"
+            "--against cannot run forced and mixed workloads, because a server cannot be made to follow a given text: "
+            "choose other workloads, or leave it out"
         )
     # As a path: a bare name would be looked for among the system's programs.
     return Path(path).absolute()

@@ -58,7 +58,7 @@ paceline chat -m instruct.gguf --resume  [dim]# continues the last conversation[
 
 paceline chat -m instruct.gguf --temp 0 < questions.txt > answers.txt  [dim]# one message a line[/dim]
 
-[dim]In the chat, /help lists its commands. Ctrl-C ends an answer, Ctrl-D the chat.[/dim]
+[dim]In the chat, /help lists its commands. Ctrl-C stops an answer, Ctrl-D ends the chat.[/dim]
 """
 """Examples below the command's help."""
 
@@ -115,10 +115,11 @@ def chat(
     ] = None,
     as_json: Annotated[bool, _output("--json", help="Print one JSON object for each answer instead.")] = False,
 ) -> None:
-    """Chat with a model, speculatively: the same answers as without, sooner.
+    """Chat with a model in the terminal: the same answers as without speculation, sooner.
 
-    Messages are typed, or read from standard input, one a line. Answers go to standard output; what speculation gained
-    stands after each, on standard error. Tokens are coloured by the drafter they came from, and reasoning is dimmed.
+    Type messages, or pipe them in, one per line. Answers go to standard output. After each answer, a line on standard
+    error says how fast it was and what speculation gained. A terminal shows answers as markdown; --no-markdown shows
+    each token in the colour of the drafter that proposed it.
     """
     check_names_chat_model(models, None)
     if markdown is not None and is_given(context, "markdown") and (as_json or not is_typed()):
@@ -184,7 +185,7 @@ def iter_lines(history: Path | None = None) -> Iterator[str]:
     On a terminal, Ctrl-C empties the line; on an empty one it says how to end, and twice in a row it ends.
     """
     if sys.stdin is None:
-        raise InputError("standard input is closed: there is nobody to chat with")
+        raise InputError("standard input is closed: there are no messages to read")
     if not is_typed():
         yield from _iter_piped()
         return

@@ -194,7 +194,7 @@ class ChatSession:
             reply = stream.so_far()
         self._report(reply)
         if reply.generation.finish_reason == "cancelled" and not reply.text and not reply.reasoning:
-            self._tell("nothing was answered yet: the message is left out")
+            self._tell("stopped before the first word: the message is withdrawn")
             return
         first = count_leading(messages)
         last = first + stream.prompt.num_left_out
@@ -225,8 +225,8 @@ class ChatSession:
         if num_messages and not self._was_told_of_forgetting:
             self._was_told_of_forgetting = True
             self._tell(
-                f"the conversation is longer than the context: its {num_messages} oldest messages are forgotten, and "
-                "others as it goes on (more context: -c; to be refused instead: --no-forget)",
+                f"the conversation is longer than the context: the {num_messages} oldest messages are dropped, and "
+                "more as it goes on (-c gives more context; --no-forget refuses instead)",
                 style="yellow",
             )
 
@@ -248,10 +248,10 @@ class ChatSession:
         command = next((command for command in begun if command.name == name), begun[0] if len(begun) == 1 else None)
         if command is None:
             which = " or ".join(f"/{command.name}" for command in begun) if name and begun else "/help lists them"
-            raise InputError(f"there is no command /{name}: {which}; begin a message with // for one slash")
+            raise InputError(f"there is no command /{name}: {which}; type // to send a message that begins with /")
         name = command.name
         if rest and not command.takes:
-            raise InputError(f"/{name} takes nothing after it: leave out {rest!r}")
+            raise InputError(f"/{name} takes no argument: leave out {rest!r}")
         if not rest and command.needs:
             raise InputError(f"/{name} needs a {command.takes.lower()}: /{name} {command.takes}")
         if name == "exit":

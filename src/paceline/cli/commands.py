@@ -28,6 +28,8 @@ _ONE_DASH: Final = re.compile(r"-[A-Za-z][A-Za-z-]+")
 _FURTHER: Final = re.compile(r"(?:;|[.:](?= ))[^\[]*?(?:\.|(?=$))( \[.*)?$", re.DOTALL)
 """What follows the first part of an option's text, with the default in brackets behind it."""
 
+_EXTRA_ARGUMENTS: Final = re.compile(r"^Got unexpected extra argument\(s\) \((.*)\)")
+
 _EXAMPLE: Final = re.compile(r"\n+(?=paceline |curl )")
 
 _DEFAULTS_NOTE: Final = (
@@ -217,7 +219,7 @@ def _with_values(command: Command | Group, ctx: Any, words: Sequence[str]) -> li
             if rest[:1] == [STANDARD_OUTPUT]:
                 del rest[0]
             elif rest and is_path(rest[0]) and not ctx.resilient_parsing:
-                raise InputError(f"{word} {rest[0]} is {word}={rest[0]} now")
+                raise InputError(f"{word} {rest[0]}: write {word}={rest[0]}")
             word += f"={STANDARD_OUTPUT}"
         filled.append(word)
     return filled + rest
@@ -232,6 +234,7 @@ def _explain(error: typer.TyperException, command: Command | Group, ctx: Any, wo
         if message and option is not None and settings and option.name in settings:
             return InputError(f"{settings.file}: {message.replace(option.opts[0], settings.spelled[option.name], 1)}")
         message = message or str(getattr(error, "message", error)) or error.format_message()
+        message = _EXTRA_ARGUMENTS.sub(r"unexpected argument \1", message)
         return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: {_see_help(command, ctx)}")
     names = _names(_options(command, ctx))
     written = _find_written(getattr(error, "option_name", ""), words, names)

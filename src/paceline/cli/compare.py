@@ -96,9 +96,9 @@ def compare(
 ) -> None:
     """Show where a draft model and its target disagree, token by token, and why.
 
-    The target writes some answers, and both models read them: how often a draft is accepted, how far it is right, the
-    divergence of both models as llama-perplexity measures it, and the places where they differ most. The page (--html)
-    shows the text with every token shaded by how far the models are apart.
+    The target writes some answers, and both models read them. The report says how often a draft is accepted, for how
+    many tokens it is right, how far the models diverge (measured as by llama-perplexity), and where they differ most.
+    The page (--html) shades each token by how far apart the models are.
     """
     refuse_given(
         context,

@@ -106,7 +106,9 @@ def _to_folder(source: Path, destination: Path, file_type: str, *, force: bool) 
             f"a folder cannot hold weights of type {file_type} (--type); choose from {', '.join(_WEIGHT_TYPES)}"
         )
     if destination.suffix == ".gguf":
-        raise InputError(f"{source} becomes a folder, and {destination} is the name of a file; give it another name")
+        raise InputError(
+            f"a GGUF file is converted to a folder: {destination} is the name of a file; give another name"
+        )
     with stage_progress() as report:
         converting = functools.partial(report, "converting")
         gguf_to_folder(source, destination, dtype=file_type, report=converting, force=force)
@@ -118,7 +120,7 @@ def _check_gguf_destination(destination: Path, file_type: str, *, force: bool) -
     if file_type not in (*_WEIGHT_TYPES, *file_types()):
         raise InputError(f"file type {file_type!r} (--type) is unknown; choose from {', '.join(file_types())}")
     if destination.suffix != ".gguf" or destination.is_dir():
-        raise InputError(f"a folder becomes a .gguf file, and {destination} is none; give it such a name")
+        raise InputError(f"a folder is converted to a .gguf file: end {destination} in .gguf")
     if destination.exists() and not force:
         raise InputError(f"{destination} exists; give another name, or replace it with --force")
 

@@ -146,24 +146,24 @@ def demo(
     ] = FILE_TYPE,
     json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
-    """Show what speculative decoding does: one prompt answered plainly and speculatively, side by side.
+    """Show what speculative decoding gains: one prompt answered with and without it, side by side.
 
-    The target is the small model that travels with paceline, at the cost of a model of a billion weights. The first
-    time it is made, which takes some 1.1 GB in the cache, and what its passes cost here is measured.
+    The target is paceline's built-in model, made as slow as a model of a billion weights. The first run makes it, which
+    takes 1.1 GB in the cache, and measures what its passes cost here.
 
-    Both answers are made one after the other, for honest times, three times over; the median of these is replayed side
-    by side at its times. Then comes a text that cannot be guessed, and what to type for a model of your own. If other
-    programs keep the machine busy, that is said first. On a slow machine answers are shorter and races fewer, which is
-    said, too.
+    Both answers are generated one after the other, so that neither slows the other down, three times over. The median
+    is replayed side by side at its speed. Then comes a text that is hard to predict, and what to type for a model of
+    your own. A busy machine is reported first. On a slow machine, answers are shorter and races fewer.
     """
     outputs = Outputs(json_to)
     outputs.check()
     steps = error_console()
+    weights = find_file_type(file_type)
     others = OtherPrograms()
     time.sleep(_LOOK_S)
     if (words := describe_busy(others.cores())) is not None:
         steps.print(words, style="yellow", markup=False)
-    target = ModelOptions(large_target(find_file_type(file_type)))
+    target = ModelOptions(large_target(weights))
     draft = ModelOptions(embedded_draft())
     # Nothing that an earlier demo has learned: each shows what a first answer is like.
     setup = Setup(

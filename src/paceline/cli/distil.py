@@ -140,14 +140,14 @@ def distil_command(
     force: Annotated[bool, _output("--force", help="Overwrite an OUT that exists.")] = False,
     json_to: JsonTo = None,
 ) -> None:
-    """Train a draft model to say what its target says, and tell whether that was of use.
+    """Train a draft model on its target's answers, and test whether that made it better.
 
-    The target answers your prompts, its distribution at every place is noted, and the draft is trained on that. A
-    quarter of the prompts is held out. On the answers to these, both drafts are compared text by text, and decode in
-    turns. Where the interval of the difference contains zero there is no gain, and OUT is not written.
+    The target answers your prompts, and its probabilities at each position are stored. The draft is trained on them. A
+    quarter of the prompts is held out: on their answers, the old and the new draft are compared text by text, and
+    decode in turns. Where the difference may be zero there is no gain, and OUT is not written.
 
-    Steps are kept in a folder beside OUT, OUT.distil: after an interrupt the same command goes on where it stood. The
-    exit status is 0 if OUT is written, 3 if there is no gain, and 2 if what was asked for cannot be done.
+    Steps are kept in a folder beside OUT, OUT.distil: after an interruption, the same command continues. The exit
+    status is 0 if OUT is written, 3 if there is no gain, and 2 if the command cannot be carried out.
     """
     refuse_given(context, dict.fromkeys(_NAMES, _NAMED_BY_ARGUMENTS) | dict.fromkeys(_OWN_TOKENS, _TRANSLATES_NOTHING))
     check_installed(lora=lora is not None)
@@ -155,19 +155,17 @@ def distil_command(
     outputs.check()
     total_s = parse_seconds(time)
     if not total_s > 0:
-        raise InputError(f"--time {time}: give more than nothing")
+        raise InputError(f"--time {time}: give a time above 0")
     if tokens < _MIN_TOKENS:
         raise InputError(f"--tokens {tokens}: {_MIN_TOKENS} is the least, as shorter answers say little of drafting")
     if rate is not None and not 0 < rate < 1:
         raise InputError(f"--lr {rate:g}: give a rate between 0 and 1, such as 3e-4")
     if prompts is not None and answers is not None:
-        raise InputError("--prompts are answered by the target, and --answers were answered before: give one of them")
+        raise InputError("--prompts and --answers exclude each other: leave out one of them")
     # All answers have theirs of the same one, though it be drawn.
     seed = SamplingParams(temperature=temp, seed=seed).seed
     if OwnDraft.parse(draft) is not None:
-        raise InputError(
-            f"{draft} is the target quantised smaller, which says what it says already: name a draft model"
-        )
+        raise InputError(f"{draft} is the target itself, quantised smaller, and needs no training: name a draft model")
     target_options = models.target_options(locate_model(target))
     draft_path = locate_model(draft)
     made = Path(out)

@@ -122,13 +122,13 @@ def doctor(
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:
-    """Say which draft models fit a target, how often both agree, and whether drafting pays, before it is tried.
+    """Rank draft models for a target: how often they agree with it, and the speedup to expect.
 
-    The target writes some answers plainly, and each draft model says what it would have proposed at every place. These
-    drafts are replayed through the decoding loop in virtual time, with what passes cost on this machine: so a speed is
-    predicted with its interval, for policy auto and for fixed draft lengths, beside no draft model at all.
+    The target writes some answers without speculation, and each draft model says what it would have proposed at each
+    position. Decoding is then simulated with the costs measured on this machine. This predicts a speed with its
+    confidence interval: for policy auto, for fixed draft lengths, and without a draft model.
 
-    The exit status is 0 if a candidate pays, 3 if none does, and 2 if what was asked for cannot be done.
+    The exit status is 0 if a candidate pays off, 3 if none does, and 2 if the command cannot be carried out.
     """
     refuse_given(
         context,

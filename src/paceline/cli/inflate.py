@@ -106,11 +106,11 @@ def inflate_command(
     force: Annotated[bool, _output("--force", help="Overwrite files that exist.")] = False,
     json_to: JsonTo = None,
 ) -> None:
-    """Write a model that behaves as a small one and costs what a large one costs (for benchmarks).
+    """Make a model that writes like a small one and costs as much as a large one, for benchmarks.
 
-    The weights of a Llama model are placed into a larger shape; everything else is zero. The text is the same, and the
-    time, the memory and the file are those of the larger model. Dimensions that are given replace the preset's, or the
-    source's if there is no preset. The path goes to standard output.
+    The weights of a Llama model are placed into a larger shape, and the rest is zero. So the text is that of the small
+    model, and time, memory and file size are those of the larger one. Dimensions that are given replace the preset's,
+    or the source's if there is no preset. The path goes to standard output.
     """
     started = time.perf_counter()
     outputs = Outputs(json_to)
@@ -126,7 +126,7 @@ def inflate_command(
     source = resolve_model(name)
     in_cache = output is None
     if in_cache and (given or preset is None):
-        raise InputError("a shape of its own has no name in the cache: say with -o where to write it")
+        raise InputError("a shape given by dimensions has no name in the cache: give a path with -o")
     destination = output or models_folder() / _cache_name(name, preset or "", vocab_size, file_type)
     if in_cache:
         _make_folder(destination.parent)
@@ -144,7 +144,7 @@ def inflate_command(
             if force or not path.exists():
                 return False
             if not (same := is_up_to_date(path, made_of, shape, its_type)) and not in_cache:
-                raise InputError(f"{path} is there already, and is something else: give another path, or --force")
+                raise InputError(f"{path} exists and is another model: give another path, or replace it with --force")
             return same
 
         was_there = is_there(destination, gguf_source, file_type)
@@ -252,4 +252,4 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder} cannot be made: {error.strerror or error}; say with -o where to write") from None
+        raise InputError(f"{folder} cannot be made: {error.strerror or error}; give another path with -o") from None

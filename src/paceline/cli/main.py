@@ -30,7 +30,7 @@ paceline run -m big.gguf -md small.gguf -p "Once upon" --compare
 
 paceline chat -hf ggml-org/gemma-3-1b-it-GGUF  [dim]# fetched once, from the Hugging Face hub[/dim]
 
-[dim]paceline help COMMAND has more of them, and the options; with --all, every option.[/dim]
+[dim]paceline help COMMAND shows more examples and the main options, with --all every option.[/dim]
 """
 """Examples below the command's help."""
 
@@ -159,7 +159,7 @@ def _make_command(name: str, source: _Source) -> Any:
 app = typer.Typer(
     name="paceline",
     cls=_LazyGroup,
-    help="Speculative decoding one switches on and forgets: the same text as without speculation, faster.",
+    help="Run language models faster with speculative decoding: the same text, sooner.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -180,7 +180,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Speculative decoding one switches on and forgets: the same text as without speculation, faster."""
+    """Run language models faster with speculative decoding: the same text, sooner."""
 
 
 def main() -> None:
@@ -189,7 +189,7 @@ def main() -> None:
         prepare_streams()
         # A server writes nothing there.
         if sys.stdout is None and sys.argv[1:2] != ["serve"]:
-            raise InputError("standard output is closed: there is nowhere to write the answer to")
+            raise InputError("standard output is closed: the answer cannot be written")
         try:
             with _warnings_in_one_line():
                 app()

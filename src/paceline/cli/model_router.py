@@ -97,7 +97,7 @@ def route(context: typer.Context, options: ServerOptions, security: SecuritySett
     from paceline.serving.router.pool import ModelPool
     from paceline.serving.router.presets import find_presets
 
-    one = dict.fromkeys(_OF_ONE_MODEL, "is of one model: give it in a section of --models-preset")
+    one = dict.fromkeys(_OF_ONE_MODEL, "applies to a single model: give it in a section of --models-preset")
     refuse_given(context, one)
     words = _common_words(context)
     folder, ini = (None if name is None else Path(name) for name in (options.models_dir, options.models_preset))

@@ -64,7 +64,7 @@ app = typer.Typer(cls=Group, invoke_without_command=True, add_completion=False, 
 
 @app.callback()
 def list_models(context: typer.Context, json_to: Annotated[str | None, json_option()] = None) -> None:
-    """List the models that have names, or show, remove and locate them."""
+    """List models by name, or show, remove and locate them."""
     if context.invoked_subcommand is not None:
         if json_to is not None:
             command = context.invoked_subcommand
@@ -122,7 +122,7 @@ def show(
     ],
     json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
-    """Print what is known of a model, where it lies, and its card; without a card, its metadata."""
+    """Show a model: its figures, where it is, and its model card; without a card, its metadata."""
     outputs = Outputs(json_to)
     outputs.check()
     what = describe(resolve_model(model), may_be_head=True)
@@ -157,11 +157,11 @@ def remove_model(
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a model from the local cache, or from the hub's; of the latter, what other models share stays."""
+    """Delete a model from the local cache, or from the hub's. Files of the hub that other models share stay."""
     what = _describe_removal(find_removable(name))
     if not yes:
         if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
-            raise InputError(f"{what} would be deleted, and nobody is here to say yes: add --yes")
+            raise InputError(f"{what} would be deleted, and there is no terminal to confirm it: add --yes")
         if not typer.confirm(printable_line(f"Delete {what}?"), err=True):
             return
     remove(name)
@@ -179,7 +179,7 @@ def _describe_removal(model: NamedModel) -> str:
 
 @app.command("path", cls=Command, epilog=EPILOG)
 def path() -> None:
-    """Print the folder of the local cache; the environment variable PACELINE_CACHE moves it."""
+    """Print the folder of the local cache. The environment variable PACELINE_CACHE names another one."""
     print_path(models_folder())
 
 

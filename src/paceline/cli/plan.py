@@ -163,16 +163,16 @@ def plan(
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:
-    """Say how many replicas a load takes, with speculation and without, with prefix affinity and without.
+    """Estimate how many replicas a load needs, with and without speculation and prefix affinity.
 
-    What passes cost is measured on this machine, and what drafters would have proposed for answers of the target is
-    recorded. Then each number of replicas answers the load in virtual time: with the real queue, batches, prefix cache
-    and planner, behind a gateway. Requests come independently of each other (Poisson), or in bursts.
+    The cost of passes is measured on this machine, and drafts for answers of the target are recorded. Each number of
+    replicas then answers the load in a simulation, with the real queue, batches, prefix cache and planner, behind a
+    gateway. Requests arrive independently of each other (Poisson), or in bursts.
 
-    Costs are those of this machine: make the plan on one like those that are to be bought.
+    Costs are those of this machine: run this on a machine like those that you plan to use.
     """
     if rate is not None and users is not None:
-        raise InputError("--users is another word for --rate: give one of them")
+        raise InputError("--users and --rate both set the load: leave out one of them")
     if users is not None and not 0 < users < math.inf:
         raise InputError(f"--users {users:g}: give a finite number above 0")
     if users is not None:

@@ -81,11 +81,10 @@ def profile_command(
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:
-    """Print what passes of the target cost on this machine, by how many tokens are read in one.
+    """Measure what a pass of the target costs on this machine, by the number of tokens that it reads.
 
-    Drafted tokens are verified as further tokens (rows) of one pass, so this decides how many are worth it. The profile
-    is kept on this machine, for these models and settings, and is what planning uses; it is measured again with
-    --force.
+    Drafted tokens are verified as further tokens (rows) of one pass, so this cost decides how many are worth drafting.
+    The profile is kept on this machine for these models and settings, and planning uses it. --force measures it again.
     """
     wanted = None if widths is None else _parse_widths(widths)
     if not 0 < budget_s < math.inf:

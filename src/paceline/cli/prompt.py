@@ -111,7 +111,7 @@ def _unescape(found: re.Match[bytes]) -> bytes:
     return _ESCAPED[found[1]] if found[1] else bytes.fromhex(found[2].decode("ascii"))
 
 
-_constraint = functools.partial(typer.Option, rich_help_panel="What answers keep to")
+_constraint = functools.partial(typer.Option, rich_help_panel="Structured output")
 
 JsonSchemaText: TypeAlias = Annotated[
     str | None,
@@ -163,7 +163,7 @@ def read_source(
         if value is not None
     }
     if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} both say what answers keep to: leave one of them out")
+        raise InputError(f"{' and '.join(given)} both constrain the answer: leave out one of them")
     for flag, value in given.items():
         text = read_text_file(value, flag) if isinstance(value, Path) else value
         if flag not in ("-j", "-jf"):
@@ -192,7 +192,7 @@ OF_CHATS: Final = ("system", "system_file", *(field.name for field in fields_of(
 
 def system_prompt(text: str | None, file: Path | None, *, escape: bool = True) -> str:
     if text is not None and file is not None:
-        raise InputError("-sys and -sysf both give what the system says: leave out one of them")
+        raise InputError("-sys and -sysf both give the system prompt: leave out one of them")
     if file is not None and str(file) == "-":
         raise InputError("-sysf - is standard input, which is for messages: give a file, or the text itself with -sys")
     if file is not None:

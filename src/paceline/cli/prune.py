@@ -111,13 +111,13 @@ def prune(
     json_to: JsonTo = None,
     html: HtmlFile = None,
 ) -> None:
-    """Cut a draft model smaller, and measure what that saves and costs.
+    """Make a draft model smaller, and measure what that saves and costs.
 
-    A pass of a draft reads all its weights for every token it drafts. Most of a small model's may be one row for each
-    token of the vocabulary, and some layers add little. What is left is the model's own weights: nothing is trained.
-    With fewer tokens it drafts for its target all the same, as drafts are translated.
+    A draft model reads all its weights for every token that it drafts. In a small model most of them may be rows of the
+    vocabulary, and some layers contribute little. The rest of the weights stay as they are: nothing is trained. A draft
+    with fewer tokens still works with its target, because drafts are translated.
 
-    The file appears when it is complete, was loaded, and gave texts back as they were.
+    The file appears once it is complete, loads, and spells texts exactly.
     """
     started_s = time.monotonic()
     outputs = Outputs(json_to, html)

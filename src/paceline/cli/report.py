@@ -260,7 +260,7 @@ def _gain_line(stats: RequestStats) -> str:
     """Return a line on how much faster than plain decoding it was, or why nothing was drafted."""
     if not stats.num_drafted:
         reason = stats.off_reason
-        words = "the answer was over with the prompt" if reason is None else OFF_REASONS[reason]
+        words = "the answer ended with its first token" if reason is None else OFF_REASONS[reason]
         return f"nothing was drafted     = {words}"
     if stats.gain is None:
         return "gain                    = not known: this policy does not say what plain rounds take  (--compare does)"
@@ -296,19 +296,19 @@ def print_memory_plan(plan: MemoryPlan) -> None:
     table.add_column(justify="right")
     layers_bytes = plan.resident_bytes + plan.pass_bytes
     rows = (
-        (f"layers that stay, of {format_bytes(layers_bytes)}", plan.resident_bytes),
+        (f"layers kept in memory, of {format_bytes(layers_bytes)}", plan.resident_bytes),
         ("other weights of the model", plan.others_bytes),
-        ("ring that the other layers go through", plan.ring_bytes),
+        ("buffer for streamed layers", plan.ring_bytes),
         ("draft model", plan.draft_bytes),
-        ("text in the cache, and scratch", plan.working_bytes),
-        ("what finished requests have read", plan.prompts_bytes),
+        ("KV cache and scratch", plan.working_bytes),
+        ("prompt cache", plan.prompts_bytes),
         ("Python", plan.process_bytes),
         ("spare", plan.spare_bytes),
     )
     for name, num_bytes in rows:
         if num_bytes:
             table.add_row(name, format_bytes(num_bytes))
-    console.print(f"{format_memory(plan.total_bytes)} of memory go to", style="dim", markup=False)
+    console.print(f"{format_memory(plan.total_bytes)} of memory are used by", style="dim", markup=False)
     console.print(table)
     all_experts = f", all {plan.experts} experts of each layer among them" if plan.experts else ""
     past = "" if plan.is_direct else "; this file system has no reads past the page cache, which costs some of it"

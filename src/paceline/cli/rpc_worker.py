@@ -56,10 +56,11 @@ def rpc_worker(
     ] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log on stderr.")] = False,
 ) -> None:
-    """Lend this machine's memory and processors to models that run on another one: layers go here by --rpc there.
+    """Lend this machine's memory and processors to models that run on another machine.
 
-    Whoever reaches the port can use the worker: llama.cpp's RPC has no passwords and no encryption, and its authors
-    call it insecure. Several clients are served at once, each by a process of its own. Ctrl-C ends it.
+    The other machine names this one with --rpc. llama.cpp's RPC has no passwords and no encryption, and its authors
+    call it insecure: anyone who can reach the port can use the worker. Several clients are served at once, each by a
+    process of its own. Ctrl-C stops the worker.
     """
     from paceline.engines.rpc.worker import Worker
 

@@ -162,10 +162,10 @@ def run(
     repeats: Annotated[int, _speculation("--repeats", help="Pairs of runs under --compare.")] = 5,
     json_to: Annotated[str | None, json_option(rich_help_panel="Prompt and output")] = None,
 ) -> None:
-    """Generate text from a prompt, speculatively: the same text as without, sooner.
+    """Generate text from a prompt: the same text as without speculation, sooner.
 
-    The text goes to standard output, the report to standard error. On a terminal, tokens are coloured by the drafter
-    they came from.
+    The text goes to standard output and the report to standard error. In a terminal, each token has the colour of the
+    drafter that proposed it.
     """
     if context.args:
         raise InputError(f"unexpected argument {' '.join(context.args)!r}: give the prompt with -p, in quotes")

@@ -57,8 +57,7 @@ paceline serve --models-dir models --models-memory 12G  [dim]# each loaded when 
 
 curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
-[dim]Flags of llama-server and its LLAMA_ARG_... variables mean here what they mean there; those that change nothing are
-taken, and named.[/dim]
+[dim]llama-server's flags and LLAMA_ARG_... variables work here too. Those without effect are accepted, and named.[/dim]
 """
 """Examples below the command's help."""
 
@@ -101,10 +100,10 @@ def serve(
     remember: Remember = True,
     routed: Annotated[bool, typer.Option("--routed", hidden=True)] = False,
 ) -> None:
-    """Serve a model to clients of OpenAI's API and of llama-server, speculatively: the same answers, sooner.
+    """Serve a model over OpenAI's API and llama-server's: the same answers as without speculation, sooner.
 
-    Requests are answered together, and each may say how it is sampled and sped up. Options of sampling, prompt and
-    output are the defaults of requests that do not say it. With no model, the embedded pair is served.
+    Several requests are answered at once, and each can set its own sampling and speculation. Options of sampling,
+    prompt and output are the defaults for requests that do not set them. Without a model, the built-in pair is served.
     """
     try:
         import fastapi  # noqa: F401
@@ -122,7 +121,7 @@ def serve(
     known = [name for parameter in context.command.params for name in parameter.opts]
     for remark in remarks_on(context.args, known):
         console.print(remark, style="dim", markup=False)
-    refuse_given(context, {"forget": "is of paceline chat: clients send the turns that they want answered"})
+    refuse_given(context, {"forget": "applies to paceline chat only: HTTP clients send all messages each time"})
     if options.slot_save_path is not None and not Path(options.slot_save_path).is_dir():
         raise InputError(
             f"`slot_save_path` {options.slot_save_path} is no folder: make it first, or name another",
@@ -147,7 +146,7 @@ def serve(
             found = size_models(context, found, models, options)
         elif models.draft.path is not None or models.hub_draft is not None:
             raise InputError(
-                f"{Path(found.target.path).name} turns texts into vectors, which nothing drafts: leave -md out"
+                f"{Path(found.target.path).name} is an embedding model, which uses no drafts: leave out -md"
             )
         chat = replace(conversation, forget=False)
 
@@ -232,7 +231,7 @@ def _build_served(
     try:
         template = model.worker.call(lambda: find_template(path, model.target.vocabulary, replaced_by=chat.replaced_by))
     except (ModelFileError, InputError) as error:
-        error_console().print(f"warning: no chats: {in_flags(str(error))}", style="yellow", markup=False)
+        error_console().print(f"warning: chat is off: {in_flags(str(error))}", style="yellow", markup=False)
         template = None
     return ServedModel(
         model,

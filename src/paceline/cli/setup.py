@@ -188,7 +188,7 @@ def choose_setup(
         named_draft = embedded_draft()
     chosen = _choose_policy(context, policy, plain, fixed)
     if remember and chosen != "auto":
-        way_out = "is of policy auto, which is not the one in use: leave it out, or --policy and the --draft-* options"
+        way_out = "applies to policy auto only: leave it out, or leave out --policy and the --draft-* options"
         refuse_given(context, {"remember": way_out})
     may_draft = not plain and named_draft is None and (names is None or "draft" in names)
     return Setup(models, named_draft, names, chosen, speculation.verify, remember, may_draft)
@@ -286,7 +286,7 @@ def _choose_policy(context: typer.Context, name: str | None, plain: bool, fixed:
     check_policy_name(name)
     if name != "fixed" and by_hand:
         raise InputError(
-            f"{by_hand[0]} is of policy fixed, and {name} finds draft lengths by itself: leave out one of them"
+            f"{by_hand[0]} belongs to policy fixed, and policy {name} chooses draft lengths itself: leave out one"
         )
     return fixed if name == "fixed" else name
 
