@@ -33,12 +33,16 @@ SEARCHED_NAMES = {
     "Docker": "guides/deploy",
     "Gemma": "which-draft",
     "Grafana": "guides/deploy",
+    "KV cache": "guides/memory",
     "LiteLLM": "guides/clients",
     "llama.vim": "guides/clients",
     "nginx": "guides/deploy",
     "Open WebUI": "guides/clients",
+    "out of memory": "guides/memory",
     "Qwen3-8B": "which-draft",
+    "RAM": "guides/memory",
     "systemd": "guides/deploy",
+    "VRAM": "guides/memory",
 }
 """What people type into the search, and the page that it has to find."""
 
@@ -115,7 +119,7 @@ def search_faults(site: Path, names: Mapping[str, str] = SEARCHED_NAMES) -> list
 
 def _has_word(words: Set[str], typed: str) -> bool:
     """Whether a word is among those of a page. Sphinx keeps their stems, without short and common words."""
-    if typed in ("of", "the"):
+    if typed in ("of", "out", "the"):
         return True
     stems = (word for word in words if len(typed) - 2 <= len(word) <= len(typed) and len(word) > 3)
     return typed in words or any(typed.startswith(stem[:-1]) for stem in stems)

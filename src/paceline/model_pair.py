@@ -19,6 +19,7 @@ from paceline.conversion.own_draft import OwnDraft, OwnDraftFile, make_own_draft
 from paceline.core.errors import CapabilityError, InputError, ModelFileError, ModelWarning
 from paceline.engines.base import Engine
 from paceline.engines.loading import (
+    foresee_memory,
     foreseen_context_length,
     has_head,
     head_names,
@@ -30,7 +31,16 @@ from paceline.engines.loading import (
     settle_context,
     states_read,
 )
-from paceline.engines.memory import NO_FOOTPRINT, NO_OTHER_MEMORY, SPARE_BYTES, Footprint, OtherMemory, held_memory
+from paceline.engines.memory import (
+    NO_FOOTPRINT,
+    NO_OTHER_MEMORY,
+    PROCESS_BYTES,
+    SPARE_BYTES,
+    Footprint,
+    MemoryNeed,
+    OtherMemory,
+    held_memory,
+)
 from paceline.engines.options import DraftOptions, ModelOptions, has_quantized_cache
 from paceline.engines.slow_passes import slow_passes
 from paceline.models.description import describe
@@ -91,6 +101,66 @@ class ModelPair:
         if self.draft is not None:
             self.draft.close()
         self.target.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PairNeed:
+    """What a target and its draft model will take once they are loaded.
+
+    Attributes:
+        prompts_bytes: most for what the finished requests of both have read.
+        process_bytes: of Python and its libraries.
+    """
+
+    target: MemoryNeed
+    draft: MemoryNeed | None
+    prompts_bytes: int
+    process_bytes: int = PROCESS_BYTES
+
+    @property
+    def models(self) -> tuple[MemoryNeed, ...]:
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    @property
+    def start_bytes(self) -> int:
+        """Bytes that are taken when the models are loaded."""
+        return self.process_bytes + sum(need.num_bytes - (need.compute_bytes or 0) for need in self.models)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that are taken when passes are widest and texts longest, but for what finished requests leave."""
+        return self.process_bytes + sum(need.num_bytes for need in self.models)
+
+    @property
+    def device_bytes(self) -> int:
+        """The part of :attr:`most_bytes` that is on devices."""
+        return sum(need.device_bytes for need in self.models)
+
+
+def foresee_pair(target: ModelOptions, draft: ModelOptions | None, *, kept_bytes: int = 0) -> PairNeed:
+    """Return what :func:`open_pair` would take, without loading weights; all layers count as if they stayed in memory.
+
+    Of a head only the weights are counted. Raises as :func:`open_pair` does, but for too little memory.
+    """
+    target = settle_context(target)
+    of_target = foresee_memory(target)
+    of_draft = None if draft is None else _foresee_draft(draft, target, of_target)
+    prompts_bytes = 0 if target.exact else kept_bytes * (1 if draft is None else 2)
+    return PairNeed(of_target, of_draft, prompts_bytes)
+
+
+def _foresee_draft(draft: ModelOptions, target: ModelOptions, of_target: MemoryNeed) -> MemoryNeed:
+    own = OwnDraft.parse(draft.path)
+    if own is None and (draft.path == MTP_DRAFT or is_head(draft)):
+        path = find_mtp(target) if draft.path == MTP_DRAFT else Path(draft.path)
+        num_bytes = 0 if path is None else describe(path, may_be_head=True).num_bytes
+        return MemoryNeed(of_target.context_length, of_target.cells, num_bytes, cache_bytes=0)
+    file = None if own is None else own.of(Path(target.path))
+    if file is not None:
+        # Until it is made, its shape is that of its target.
+        draft = dataclasses.replace(draft, path=file.path if file.is_there() else target.path)
+    need = foresee_memory(like_target(_fit_draft_options(draft, target), target))
+    return need if file is None else dataclasses.replace(need, weights_bytes=file.foreseen_bytes())
 
 
 def open_pair(

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from paceline.cli.main import main
-from paceline.cli.model_router import _OWN_BYTES
 from paceline.engines.context_length import BYTES_OF_BOOKKEEPING
+from paceline.engines.memory import PROCESS_BYTES
 from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft
 from paceline.serving.router.pool import Launch, ModelPool
@@ -116,7 +116,7 @@ def test_options_hold_for_each_model_and_those_of_a_section_for_its_own(
     preset, launch = models["three"]
     assert (preset.tags, preset.stop_s) == (("small",), 3.0)
     assert {"--no-speculation", "--no-slots"} <= {*launch.words}
-    assert models["four"][1].estimate_bytes == _OWN_BYTES
+    assert models["four"][1].estimate_bytes == PROCESS_BYTES
 
 
 def test_a_model_has_room_for_usual_requests_where_nobody_says_it(found: Callable[..., Found], tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_memory_is_estimated_as_the_engine_takes_it(
 
     def estimate(*more: str) -> int:
         launch = found("--models-dir", str(tmp_path), *options, *more)["one"][1]
-        return launch.estimate_bytes - _OWN_BYTES
+        return launch.estimate_bytes - PROCESS_BYTES
 
     alone = about.num_bytes + cells * (BYTES_OF_BOOKKEEPING + 3 * head_bytes)
     assert estimate() == alone
     beside = about.num_bytes + cells * (BYTES_OF_BOOKKEEPING + 3 * 256)
     assert estimate("-md", str(embedded_draft())) == alone + beside
-    assert estimate("--memory", "64M") == (64 << 20) - _OWN_BYTES
+    assert estimate("--memory", "64M") == (64 << 20) - PROCESS_BYTES
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from paceline.models.embedded import embedded_draft, embedded_target
 from tests.cli.invoking import FAST, Invoke
 from tests.cli.terminal import CTRL_D, Terminal
-from tests.engines.tiny_models import write_eagle_head
+from tests.engines.tiny_models import write_eagle_head, write_model
 from tests.models.helpers import split_gguf, write_folder, write_gguf
 from tests.tiers import some_long
 
@@ -301,3 +301,58 @@ def test_names_that_are_no_text_are_listed(words: list[str], encoding: str, fold
     assert "\\udcff" in shown
     if "--json" in words:
         assert json.loads(shown)["models"][-1]["name"] == "\udcff€"
+
+
+def test_memory_is_known_before_a_model_is_loaded(invoke: Invoke) -> None:
+    status, out, err = invoke(
+        "models", "show", "target", "-c", "2k", "-np", "4", "-md", "draft", "-ctk", "bf16", "--json"
+    )
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert (told["requests"], told["target"]["context_length"], told["target"]["cells"]) == (4, 512, 2048)
+    assert (
+        told["target"]["weights_bytes"] < embedded_target().stat().st_size < told["target"]["weights_bytes"] + 200_000
+    )
+    parts = [told[model][f"{part}_bytes"] for model in ("target", "draft") for part in ("weights", "cache", "other")]
+    assert told["start_bytes"] == told["process_bytes"] + sum(parts)
+    scratch = sum(told[model]["compute_bytes"] for model in ("target", "draft"))
+    assert told["most_bytes"] == told["start_bytes"] + scratch
+    assert told["prompt_cache_bytes"] == 2 * (512 << 20)
+    status, out, err = invoke("models", "show", "target", "-c", "2k", "--cache-ram", "1")
+    assert (status, err) == (0, "")
+    first, *_, fit = out.splitlines()
+    assert first == "target-q8_0.gguf with a context of 2048 tokens, up to 2048 for each of 4 requests"
+    assert fit.startswith("fits in memory: ")
+
+
+def test_memory_of_drafts_that_are_made_of_the_target(invoke: Invoke, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "own.gguf", "llama", tokenizer="bytes")
+    status, out, err = invoke("models", "show", str(path), "-c", "128", "-md", "mtp")
+    assert (status, out) == (2, "")
+    assert "own.gguf has no MTP layer that drafts here" in err
+    with_mtp = write_model(tmp_path / "mtp.gguf", "qwen35", tokenizer="bytes", mtp=True)
+    status, out, err = invoke("models", "show", str(with_mtp), "-c", "128", "-md", "mtp", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["draft"]["weights_bytes"] == 0  # they are among the target's
+
+
+def test_memory_that_there_is_not(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cli.memory.available_memory", lambda: 300 << 20)
+    arguments = ("models", "show", "target", "-c", "8k")
+    *_, fit = invoke(*arguments).out.splitlines()
+    assert fit.startswith("too much for memory: ")
+    assert fit.endswith("lower -c or -np, or take smaller weights or cache types (-ctk q8_0 -ctv q8_0)")
+    *_, fit = invoke(*arguments[:-1], "1k").out.splitlines()
+    assert fit.startswith("fits in memory until the prompt cache is full: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-c", "2kk"), "-c '2kk' is no whole number: give one, such as 32k"),
+        (("-ctkd", "q8_0"), "-ctkd has no effect without a draft model: name one with -md"),
+        (("-c", "2", "-np", "3"), "-c 2 for 3 requests (-np) leaves none a token: raise -c or lower -np"),
+    ],
+)
+def test_options_of_memory_that_cannot_be_used(invoke: Invoke, arguments: tuple[str, ...], message: str) -> None:
+    assert invoke("models", "show", "target", *arguments) == (2, "", f"paceline: {message}\n")

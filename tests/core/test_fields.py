@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import InputError, SamplingError
-from paceline.core.fields import Flag, Option, fields_of, read_text, read_texts, same, setting, stood_for, take_values
+from paceline.core.fields import (
+    Field,
+    Flag,
+    Option,
+    fields_of,
+    read_text,
+    read_texts,
+    same,
+    setting,
+    stood_for,
+    take_values,
+)
 from paceline.core.params import SamplingParams, SpeculationParams, StopRules
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.planning.policies.fixed import FixedPolicy
@@ -103,6 +114,16 @@ def test_texts_stand_for_values(name: str, text: str, value: object) -> None:
 def test_texts_of_several_are_put_together() -> None:
     assert read_texts(FIELDS["riders"], ["anna", "bo,cy"]) == ("anna", "bo", "cy")
     assert stood_for(FIELDS["wheels"], 5) == 5
+
+
+def test_thousands_of_a_whole_number_are_those_of_its_field() -> None:
+    tokens = Field("tokens", 0, Option("whole", kilo=1024), Flag())
+    assert [read_text(tokens, text) for text in ("32k", "2K", "7", "-1")] == [32768, 2048, 7, -1]
+    for text in ("k", "1.5k", "2kk"):
+        with pytest.raises(InputError, match=r"^give a whole number$"):
+            read_text(tokens, text)
+    with pytest.raises(InputError, match=r"^give a whole number$"):
+        read_text(FIELDS["wheels"], "2k")
 
 
 @pytest.mark.parametrize(

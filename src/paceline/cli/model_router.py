@@ -23,6 +23,7 @@ from paceline.core.errors import InputError, PacelineError
 from paceline.core.params import SpeculationParams
 from paceline.engines.context_length import DEFAULT_CONTEXT_LENGTH, choose_context_length
 from paceline.engines.loading import foreseen_bytes
+from paceline.engines.memory import PROCESS_BYTES
 from paceline.engines.options import memory_bytes
 from paceline.environment import ModelChoice, variables_of_the_table
 from paceline.models.description import ModelDescription, describe
@@ -47,9 +48,6 @@ _PARTS: Final = {
     "speculation": SpeculationParams,
     "fixed": FixedPolicy,
 }
-
-_OWN_BYTES: Final = 128 << 20
-"""Bytes of a process beside its model: Python, libraries, scratch."""
 
 _ROUTERS: Final = (
     *("host", "port", "prefix", "ui", "api_key", "api_key_file", "cors_origins", "allowed_hosts"),
@@ -206,7 +204,7 @@ def _estimate_bytes(
     context: typer.Context, setup: Setup, options: ServerOptions, about: ModelDescription | None, *, embeds: bool
 ) -> int:
     """Return about what a model's process takes. What the file does not say is measured once it is loaded."""
-    estimate, models = _OWN_BYTES, setup.models
+    estimate, models = PROCESS_BYTES, setup.models
     # What is wrong with a file is told when it is to be loaded.
     with contextlib.suppress(PacelineError):
         if about is not None:

@@ -16,8 +16,10 @@ from rich.console import Console
 
 from paceline.cli.commands import Command, Group
 from paceline.cli.display import error_console, output_console, print_path
+from paceline.cli.options import ModelFlags, OnlyFlags, is_given, with_options
 from paceline.cli.outputs import Outputs, json_option
 from paceline.core.errors import InputError, ModelFileError
+from paceline.environment import ModelChoice
 from paceline.models.description import ModelDescription, describe
 from paceline.models.embedded import embedded_target
 from paceline.models.gguf_model import part_paths
@@ -32,6 +34,7 @@ from paceline.models.registry import (
     remove,
     resolve_model,
 )
+from paceline.server_options import DEFAULT_PARALLEL, ServerOptions
 from paceline.sizes import format_bytes, format_count
 from paceline.terminal_text import printable, printable_line
 
@@ -43,11 +46,21 @@ paceline models show target
 
 paceline models show ./big.gguf --json
 
+paceline models show big.gguf -c 32k -np 4 -md small.gguf  [dim]# the memory that serving them takes[/dim]
+
 paceline models remove target-1b-q4_0
 
 paceline models remove big-0d5a5e3a5c5f-Q4_0  [dim]# made by -md self, and made again when asked for[/dim]
 """
 """Examples below the command's help."""
+
+_MEMORY_FLAGS = (
+    *("context_length", "max_sequences", "draft_path", "draft_context_length", "gpu_layers", "draft_gpu_layers"),
+    *("devices", "draft_devices", "flash_attention", "cache_type_k", "cache_type_v", "draft_cache_type_k"),
+    *("draft_cache_type_v", "exact", "dtype"),
+)
+_SERVER_MEMORY_FLAGS = ("kv_unified", "prompt_cache_mib")
+_DRAFTED = ModelFlags(also=("max_sequences",), draft_help="Draft model; self or mtp as for paceline run.")
 
 _SOURCE_DIGEST = "inflate.source_sha256"
 _PRUNED_FROM = "pruned.source"
@@ -111,7 +124,9 @@ def _print_list(models: Sequence[tuple[NamedModel, ModelDescription | ModelFileE
 
 
 @app.command("show", cls=Command, epilog=EPILOG)
+@with_options(helps={"max_sequences": f"Requests processed in parallel. [{DEFAULT_PARALLEL}]"})
 def show(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -120,16 +135,28 @@ def show(
             autocompletion=complete_model,
         ),
     ],
+    *,
+    models: Annotated[ModelChoice, _DRAFTED, OnlyFlags(_MEMORY_FLAGS)],
+    options: Annotated[ServerOptions, OnlyFlags(_SERVER_MEMORY_FLAGS)],
     json_to: Annotated[str | None, json_option()] = None,
 ) -> None:
-    """Show a model: its figures, where it is, and its model card; without a card, its metadata."""
+    """Show a model: its figures, where it is, and its model card; without a card, its metadata.
+
+    With any option of memory, such as -c, show instead how much memory serving it takes. No weights are loaded.
+    """
     outputs = Outputs(json_to)
     outputs.check()
-    what = describe(resolve_model(model), may_be_head=True)
-    path = _find_card(what)
-    card = None if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
+    path = resolve_model(model)
+    if any(is_given(context, name) for name in (*_MEMORY_FLAGS, *_SERVER_MEMORY_FLAGS)):
+        from paceline.cli.memory import show_memory  # imports what loads models
+
+        show_memory(context, path, models, options, outputs)
+        return
+    what = describe(path, may_be_head=True)
+    card_path = _find_card(what)
+    card = None if card_path is None else card_path.read_text(encoding="utf-8-sig", errors="replace")
     outputs.write(
-        {**_model_json(what), "card_text": card, "metadata": what.metadata}, lambda: _print_card(what, path, card)
+        {**_model_json(what), "card_text": card, "metadata": what.metadata}, lambda: _print_card(what, card_path, card)
     )
 
 

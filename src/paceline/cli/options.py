@@ -27,7 +27,8 @@ from paceline.chat.params import ChatParams
 from paceline.cli.prompt import read_typed_text
 from paceline.conversion.own_draft import complete_draft
 from paceline.core.errors import InputError
-from paceline.core.fields import Field, fields_of, read_texts, rename_options, spell_flag, stood_for
+from paceline.core.fields import Field, fields_of, read_texts, read_whole, rename_options, spell_flag, stood_for
+from paceline.core.numbers import shown
 from paceline.core.params import wrap_seed
 from paceline.drafters.registry import DRAFTER_NAMES
 from paceline.engines.options import DraftOptions, ModelOptions
@@ -77,6 +78,13 @@ class ModelFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyFlags:
+    """The parameters that a command has of a part, in its ``Annotated``; by default it has all."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GivenOptions:
     """Options of a request that the command line or the environment set, by field of the parts.
 
@@ -104,6 +112,7 @@ class _Flag:
             hidden=text is None,
             metavar=self.field.flag.metavar,
             autocompletion=_COMPLETIONS.get(self.name),
+            parser=self._read_kilo if about.kilo else None,
             rich_help_panel=self.field.flag.panel,
         )
         kind, default = _typer_type(self.field)
@@ -113,6 +122,12 @@ class _Flag:
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, annotation]
         )
+
+    def _read_kilo(self, text: str) -> int:
+        try:
+            return read_whole(self.field, str(text))
+        except ValueError:
+            raise InputError(f"{self.field.flags[0]} {shown(text)} is no whole number: give one, such as 32k") from None
 
     def value(self, given: Any) -> object:
         """Return the field's value for one that typer read."""
@@ -248,6 +263,11 @@ def _find_part(hint: Any) -> type | None:
 
 def _make_flags(part: type, hint: Any) -> list[_Flag]:
     """Return the flags that a part of the table has on this command, in the order of its help."""
+    only = [extra.names for extra in get_args(hint)[1:] if isinstance(extra, OnlyFlags)]
+    return [flag for flag in _list_flags(part, hint) if not only or flag.name in only[0]]
+
+
+def _list_flags(part: type, hint: Any) -> list[_Flag]:
     if part is not ModelChoice:
         return [_Flag(field.name, field, field.flag.help) for field in fields_of(part) if field.flags]
     (about,) = [extra for extra in get_args(hint)[1:] if isinstance(extra, ModelFlags)] or [ModelFlags()]

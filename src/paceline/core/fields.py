@@ -73,6 +73,7 @@ class Option:
         low_excluded: whether ``low`` itself is too low.
         way_out: what to do about a value out of range, to follow the option's name.
         words: values by the words that stand for them in a text.
+        kilo: of a whole number, what a k behind it in a text stands for; 0 where none may be there.
         stand_ins: by number, what makes the value that it stands for in a text.
         separator: parts several texts that are given as one.
         parse: makes the value of several texts; raises :class:`InputError`.
@@ -92,6 +93,7 @@ class Option:
     low_excluded: bool = False
     way_out: str = ""
     words: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    kilo: int = 0
     stand_ins: Mapping[int, Callable[[], int]] = dataclasses.field(default_factory=dict)
     separator: str = ""
     parse: Callable[[Sequence[str]], object] | None = None
@@ -184,11 +186,19 @@ def read_text(field: Field, text: str) -> object:
         return _word(about, _TRUTHS, text)
     if about.kind in ("whole", "real"):
         try:
-            return stood_for(field, int(text) if about.kind == "whole" else float(text))
+            return stood_for(field, read_whole(field, text) if about.kind == "whole" else float(text))
         except ValueError:
             number = "whole number" if about.kind == "whole" else "number"
             raise about.error(f"give a {number}") from None
     return read_texts(field, [text]) if about.kind == "texts" or about.parse is not None else text
+
+
+def read_whole(field: Field, text: str) -> int:
+    """Return the whole number that a text stands for, such as ``32k`` where the field has ``kilo``, or ValueError."""
+    about, number = field.option, text.strip()
+    if about.kilo and number[-1:] in ("k", "K"):
+        return int(number[:-1]) * about.kilo
+    return int(number)
 
 
 def read_texts(field: Field, texts: Sequence[str]) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.engines.base import EmbeddingEngine, Engine, Pooling
 from paceline.engines.context_length import cell_bytes, choose_context_length
 from paceline.engines.exactness import check_exact
+from paceline.engines.memory import MemoryNeed
 from paceline.engines.options import (
     ENGINE_NAMES,
     LOCAL,
@@ -184,6 +185,39 @@ def foreseen_bytes(options: ModelOptions) -> int:
     about = describe(path)
     cells = options.cells or options.max_sequences * (options.context_length or 0)
     return about.num_bytes + cells * (cell_bytes(about, options) or 0)
+
+
+def foresee_memory(options: ModelOptions) -> MemoryNeed:
+    """Return what a model will take once it is loaded, without loading its weights.
+
+    Under ``llama_cpp`` these are llama.cpp's own sums, under ``torch_hf`` what the header says.
+
+    Raises:
+        InputError: the options do not fit the model, or it is none that writes text.
+    """
+    if chosen_engine(options) == "llama_cpp":
+        from paceline.engines.llama_cpp.loading import foresee_memory
+
+        return foresee_memory(options)
+    about = describe(Path(options.path))
+    length = foreseen_context_length(options)
+    cells = options.cells or length * options.max_sequences
+    weight_bytes = 2 if options.dtype in ("float16", "bfloat16") else 4
+    return MemoryNeed(
+        context_length=length,
+        cells=cells,
+        weights_bytes=about.num_bytes if about.num_parameters is None else about.num_parameters * weight_bytes,
+        cache_bytes=cells * (cell_bytes(about, options) or 0),
+    )
+
+
+def free_device_memory(names: Sequence[str]) -> int | None:
+    """Return the bytes that are free on devices of llama.cpp, over all of them; ``None`` where there are none."""
+    if not names:
+        return None
+    from paceline.engines.llama_cpp import native
+
+    return native.free_device_memory(names)
 
 
 def check_prompt(options: ModelOptions, prompt: str) -> None:

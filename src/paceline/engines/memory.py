@@ -64,6 +64,9 @@ _FILES: Final[dict[Version, tuple[str, str, tuple[str, str]]]] = {
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 """``malloc_trim``, which only glibc has."""
 
+PROCESS_BYTES: Final = 128 << 20
+"""Bytes that a process which serves a model takes besides: Python, libraries, and what a few first passes touch."""
+
 SPARE_BYTES: Final = 32 << 20
 """Bytes left free for what Python comes to hold, and for the pages of the file that are looked up."""
 
@@ -88,6 +91,36 @@ class Footprint:
 
 NO_FOOTPRINT: Final = Footprint()
 """The footprint of no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What a model will take once it is loaded, as far as that can be known before.
+
+    Attributes:
+        context_length: tokens that one request may have.
+        cells: tokens that all requests may have together.
+        weights_bytes: of weights, wherever they lie.
+        cache_bytes: of keys, values and recurrent states.
+        compute_bytes: most scratch memory, of the widest pass at the end of the longest text; it is taken as far as
+            passes need it. ``None`` where only passes tell.
+        other_bytes: of the vocabulary and of tables about tokens and cells.
+        device_bytes: the part of all these that goes to devices such as GPUs.
+        devices: names of these devices; empty where all of it is in the machine's memory.
+    """
+
+    context_length: int
+    cells: int
+    weights_bytes: int
+    cache_bytes: int
+    compute_bytes: int | None = None
+    other_bytes: int = 0
+    device_bytes: int = 0
+    devices: tuple[str, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes + (self.compute_bytes or 0) + self.other_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,10 +161,11 @@ class ModelOptions:
     )
     context_length: int | None = setting(
         None,
-        Option("whole", optional=True),
+        Option("whole", optional=True, kilo=1024),
         _MODELS(
             "-c --ctx-size",
-            "Context size of the target in tokens; 0 for all it was made for. [dim]\\[as much of that as fits][/dim]",
+            "Context size of the target in tokens, such as 8192 or 32k; 0 for all it was made for. "
+            "[dim]\\[as much of that as fits][/dim]",
         ),
     )
     context_may_shrink: bool = False
@@ -413,7 +414,7 @@ class DraftOptions:
     )
     context_length: int | None = setting(
         None,
-        Option("whole", called="`DraftOptions.context_length`", optional=True),
+        Option("whole", called="`DraftOptions.context_length`", optional=True, kilo=1024),
         _MODELS(
             "-cd --ctx-size-draft --spec-draft-ctx-size",
             "Context size of the draft model; 0 for all it was made for. [dim]\\[as -c, twice that if "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,19 @@ from paceline.engines.base import EngineCapabilities
 from paceline.engines.llama_cpp import native
 from paceline.engines.llama_cpp.memory import memory_limit, settle_context, too_little
 from paceline.engines.llama_cpp.remarks import of_context, warn
-from paceline.engines.llama_cpp.settings import Settings, check_options, choose_settings, file_type, logit_tolerance
+from paceline.engines.llama_cpp.settings import (
+    Settings,
+    check_options,
+    check_room,
+    choose_settings,
+    file_type,
+    logit_tolerance,
+)
 from paceline.engines.llama_cpp.states import BlockForm, check_states
 from paceline.engines.llama_cpp.streaming import LayerStream
 from paceline.engines.llama_cpp.vocabulary import GgufVocabulary
 from paceline.engines.llama_cpp.weights import free_model, read_model
-from paceline.engines.memory import Footprint, Room, give_back_freed, held_memory
+from paceline.engines.memory import Footprint, MemoryNeed, Room, give_back_freed, held_memory
 from paceline.engines.options import ModelOptions
 from paceline.engines.streaming.disk import WeightFiles
 from paceline.engines.streaming.layout import read_gguf_layout
@@ -38,6 +46,12 @@ _MIN_BATCH: Final = 128
 """Least rows of a pass where layers are streamed."""
 _MAX_BATCH: Final = 2048
 """Most rows of a pass where layers are streamed."""
+
+_OUTPUT_ROWS: Final = 256
+"""Most rows of a pass whose logits can be asked for."""
+
+_CACHE_SIZE: Final = re.compile(r" size = *(\d+\.\d+) MiB \(")
+_COMPUTE_SIZE: Final = re.compile(r"(\S+) +compute buffer size = *(\d+\.\d+) MiB")
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +131,7 @@ class LoadedModel:
             lender._free_unused()
 
 
-def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = 256) -> LoadedModel:
+def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_rows: int = _OUTPUT_ROWS) -> LoadedModel:
     """Load the model and make a context for it.
 
     Args:
@@ -155,14 +169,14 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
         _check_kind(model)
         about = describe(path)
         settings = choose_settings(model, about, options, batch_rows, output_rows)
+        check_room(about, options, settings)
         if stream is not None and limit_bytes is not None:
             # Finding out which attention is faster would take too many slow passes.
             settings = dataclasses.replace(settings, attention_is_open=False)
             if batch_rows is None:
                 settings = _fit_batch(model, options, settings, int(limit_bytes * _SCRATCH_SHARE), output_rows)
         context, more = create_context(model, options, settings, stream)
-        if api.llama_n_rs_seq(context) and not settings.recurrent:
-            # llama.cpp calls it neither recurrent nor hybrid, and still it steps back like these.
+        if _steps_back(context, settings):
             settings = dataclasses.replace(settings, recurrent=True, keepers=False, branches=0)
             api.llama_free(context)
             context = None
@@ -183,11 +197,7 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
             if room.weights_bytes < stream.least_bytes:
                 raise too_little(options, room, stream.least_bytes)
         warn(path, [*remarks, *more])  # inside the try, as a warning may be an error
-        if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
-            raise CapabilityError(
-                f"{options.path} is an embedding model and writes no text: serve it (paceline serve), open it by "
-                "load_embedder(), or give a language model"
-            )
+        _check_writes(context, options)
         snapshots = int(api.llama_n_rs_seq(context))
         if settings.recurrent and snapshots == 0 and options.rollback:
             raise CapabilityError(
@@ -228,6 +238,66 @@ def load_model(options: ModelOptions, *, batch_rows: int | None = None, output_r
     )
 
 
+def foresee_memory(options: ModelOptions) -> MemoryNeed:
+    """Return what :func:`load_model` would take, by llama.cpp's own sums; no weights are read, no cache is allocated.
+
+    Attention counts as :func:`load_model` has it at first: :meth:`LoadedModel.fuse_attention` may need less afterwards.
+    Which part goes to devices is by number of layers. Raises as :func:`load_model` does, but for too little memory.
+    """
+    check_options(options, None, _OUTPUT_ROWS)
+    options = settle_context(options)
+    give_back_freed()
+    held_bytes = held_memory()
+    context = model = None
+    try:
+        model, _keep_alive, _ = read_model(options, is_trial=True)
+        _check_kind(model)
+        about = describe(Path(options.path))
+        settings = choose_settings(model, about, options, None, _OUTPUT_ROWS)
+        check_room(about, options, settings, is_trial=True)
+        with native.log.listen() as said:
+            context, _ = create_context(model, options, settings, None)
+        if _steps_back(context, settings):
+            settings = dataclasses.replace(settings, recurrent=True, keepers=False, branches=0)
+            api.llama_free(context)
+            context = None
+            with native.log.listen() as said:
+                context, _ = create_context(model, options, settings, None)
+        _check_writes(context, options)
+        weights_bytes = int(api.llama_model_size(model))
+        # Logits have memory once a pass has more of them, and so have scores of attention in half precision, which the
+        # kernels without flash attention multiply by values.
+        later_bytes = 4 * int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))) * settings.output_rows
+        if settings.flash_attention == api.LLAMA_FLASH_ATTN_TYPE_DISABLED:
+            later_bytes += 2 * int(api.llama_model_n_head(model)) * settings.cells * settings.native_rows
+        # States of recurrent models are allocated even so.
+        other_bytes = held_memory() - held_bytes - native.log.buffers.get("RS", 0)
+    finally:
+        free_model(model, context)
+    cache_bytes = sum(_from_mib(found[1]) for line in said if (found := _CACHE_SIZE.search(line)))
+    scratch = [(found[1], _from_mib(found[2])) for line in said if (found := _COMPUTE_SIZE.search(line))]
+    device_bytes = 0
+    if settings.devices:
+        num_layers = (about.layers or 0) + 1  # and the output
+        share = 1.0 if options.gpu_layers == -1 else min(options.gpu_layers / num_layers, 1.0)
+        on_devices = [num_bytes for where, num_bytes in scratch if where.startswith(settings.devices)]
+        device_bytes = int((weights_bytes + cache_bytes) * share) + sum(on_devices)
+    return MemoryNeed(
+        context_length=settings.context_length,
+        cells=settings.cells,
+        weights_bytes=weights_bytes,
+        cache_bytes=cache_bytes,
+        compute_bytes=sum(num_bytes for _, num_bytes in scratch) + later_bytes,
+        other_bytes=max(other_bytes, 0),
+        device_bytes=device_bytes,
+        devices=settings.devices,
+    )
+
+
+def _from_mib(text: str) -> int:
+    return int(float(text) * (1 << 20))
+
+
 @contextmanager
 def open_vocabulary(path: Path) -> Iterator[GgufVocabulary]:
     """Load a file's vocabulary without its weights, for as long as the block runs."""
@@ -246,6 +316,19 @@ def _check_kind(model: Any) -> None:
         raise CapabilityError("encoder models are not supported; use a decoder-only language model")
     if api.llama_model_is_diffusion(model):
         raise CapabilityError("diffusion models do not decode token by token; use an autoregressive model")
+
+
+def _steps_back(context: Any, settings: Settings) -> bool:
+    """Whether a model steps back like recurrent ones, though llama.cpp calls it neither recurrent nor hybrid."""
+    return bool(api.llama_n_rs_seq(context)) and not settings.recurrent
+
+
+def _check_writes(context: Any, options: ModelOptions) -> None:
+    if not api.llama_get_memory(context) or not api.llama_get_causal_attn(context):
+        raise CapabilityError(
+            f"{options.path} is an embedding model and writes no text: serve it (paceline serve), open it by "
+            "load_embedder(), or give a language model"
+        )
 
 
 def _fit_batch(model: Any, options: ModelOptions, settings: Settings, scratch_bytes: int, output_rows: int) -> Settings:

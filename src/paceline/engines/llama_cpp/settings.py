@@ -180,18 +180,7 @@ def choose_settings(
         raise InputError(f"{cells} cache cells are over {_INT32_MAX}; take a shorter context or fewer sequences")
     devices = used_devices(options)
     type_k, type_v = cache_types(options)
-    each_bytes = BYTES_OF_BOOKKEEPING
-    is_uniform = isinstance(about.metadata.get(f"{about.architecture}.attention.head_count_kv", 0), int)
-    if not devices and about.architecture in _UNIFORM and is_uniform:
-        each_bytes = cell_bytes(about, options) or each_bytes
     available = memory.available_memory()
-    if available is not None and cells * each_bytes > available:
-        raise InputError(
-            f"a context of {cells} tokens needs {cells * each_bytes / 2**30:.1f} GiB or more, but "
-            f"{available / 2**30:.1f} GiB are free; take at most {available // each_bytes} tokens "
-            "(`context_length`, or `DraftOptions.context_length` for a draft model), over all "
-            "sequences (`max_sequences`)"
-        )
     recurrent = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
     # A single sequence never meets old cells of another one, nor of its own unless a tree is deeper than the window.
     window = int(api.llama_model_n_swa(model))
@@ -268,6 +257,25 @@ def choose_settings(
         most_outputs=output_rows,
         lends=lends,
     )
+
+
+def check_room(about: ModelDescription, options: ModelOptions, settings: Settings, *, is_trial: bool = False) -> None:
+    """Refuse more cells than there is memory for, as far as the header says what one takes.
+
+    Of the cells of a trial only llama.cpp's notes about them have memory.
+    """
+    cells, each_bytes = settings.cells, BYTES_OF_BOOKKEEPING
+    is_uniform = isinstance(about.metadata.get(f"{about.architecture}.attention.head_count_kv", 0), int)
+    if not is_trial and not settings.devices and about.architecture in _UNIFORM and is_uniform:
+        each_bytes = cell_bytes(about, options) or each_bytes
+    available = memory.available_memory()
+    if available is not None and cells * each_bytes > available:
+        raise InputError(
+            f"a context of {cells} tokens needs {cells * each_bytes / 2**30:.1f} GiB or more, but "
+            f"{available / 2**30:.1f} GiB are free; take at most {available // each_bytes} tokens "
+            "(`context_length`, or `DraftOptions.context_length` for a draft model), over all "
+            "sequences (`max_sequences`)"
+        )
 
 
 def _count_snapshots(about: ModelDescription, max_ids: int) -> int:

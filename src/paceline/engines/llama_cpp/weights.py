@@ -25,9 +25,12 @@ from paceline.models.gguf_model import gguf_bytes
 
 
 def read_model(
-    options: ModelOptions, *, is_streamed: bool = False, may_be_head: bool = False
+    options: ModelOptions, *, is_streamed: bool = False, may_be_head: bool = False, is_trial: bool = False
 ) -> tuple[Any, list[Any], list[str]]:
-    """Return ``llama_model *``, what must live as long as it, and llama.cpp's remarks on it."""
+    """Return ``llama_model *``, what must live as long as it, and llama.cpp's remarks on it.
+
+    Of a trial, weights are neither read nor have memory, and neither have caches of its contexts.
+    """
     path = Path(options.path)
     file = native.check_model_file(path, may_be_head=may_be_head)
     native.log.verbose |= options.verbose
@@ -37,9 +40,10 @@ def read_model(
     parameters.n_gpu_layers = options.gpu_layers
     parameters.use_extra_bufts = options.repack and not is_streamed
     parameters.load_mtp = OUTPUT_STATE in options.hold_states  # of files without such layers it loads none
+    parameters.no_alloc = is_trial
     if is_streamed:
         parameters.load_mode = api.LLAMA_LOAD_MODE_MMAP
-    elif options.own_weights or _may_be_read(options):
+    elif is_trial or options.own_weights or _may_be_read(options):
         parameters.load_mode = api.LLAMA_LOAD_MODE_NONE  # weights are read into memory
     keep_alive: list[Any] = []
     if options.devices:
@@ -50,7 +54,7 @@ def read_model(
         overrides = native.tensor_override_array(options.override_tensors)
         parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         keep_alive.append(overrides)
-    pages = None if is_streamed or used_devices(options) or not gives_huge_pages() else HugePages()
+    pages = None if is_streamed or is_trial or used_devices(options) or not gives_huge_pages() else HugePages()
     with native.log.watch() as lines:
         model = _read_model(path, parameters, pages)
         if not model:
