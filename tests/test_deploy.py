@@ -145,3 +145,21 @@ def test_the_gateway_is_the_version_that_is_tested() -> None:
     dockerfile = (DEPLOY / "kubernetes" / "gateway.Dockerfile").read_text()
     tag = yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"][1]["newTag"]
     assert re.findall(r"smg[=-]+([\d.]+\d)", dockerfile + tag) == [tested] * 3
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "paceline.service").read_text()
+    # A program that is there.
+    unit, programs = re.subn(
+        r"^ExecStart=/opt/paceline/.venv/bin/paceline serve", "ExecStart=/bin/true", unit, flags=re.M
+    )
+    assert programs == 1
+    (tmp_path / "paceline.service").write_text(unit)
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--recursive-errors=no", str(tmp_path / "paceline.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")

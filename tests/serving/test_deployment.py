@@ -19,7 +19,7 @@ from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving import deployment
 from paceline.serving.connections import CarefulProtocol
-from paceline.serving.deployment import listening, server_url
+from paceline.serving.deployment import listening, notify_service_manager, server_url
 from tests.serving.live import live, repeated
 
 PROMPT = [65, 66, 67]
@@ -244,3 +244,17 @@ def test_there_may_be_as_many_files_as_connections() -> None:
             assert deployment._allow_files(hard + 1) == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is there on Linux alone")
+@pytest.mark.parametrize("is_abstract", [True, False])
+def test_systemd_is_told_where_it_asks(is_abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify_service_manager("READY=1")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + tmp_path.name + "-notify" if is_abstract else str(tmp_path / "notify"))
+        name = manager.getsockname()
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name[1:].decode()}" if is_abstract else name)
+        notify_service_manager("READY=1")
+        assert manager.recv(100) == b"READY=1"
+    notify_service_manager("STOPPING=1")  # nobody is there any more

@@ -89,7 +89,7 @@ def route(context: typer.Context, options: ServerOptions, security: SecuritySett
 
         raise missing("a server of several models", error.name, "serve") from None
     from paceline.serving.app import create_app
-    from paceline.serving.deployment import listening, run, server_url
+    from paceline.serving.deployment import listening, notify_service_manager, run, server_url
     from paceline.serving.logs import logging_to_stderr
     from paceline.serving.router.app import PoolHost, RouterHandlers, RouterServer
     from paceline.serving.router.pool import ModelPool
@@ -120,6 +120,7 @@ def route(context: typer.Context, options: ServerOptions, security: SecuritySett
             number = f"{len(pool.models)} models are" if len(pool.models) > 1 else "1 model is"
             for url in urls:
                 console.print(f"{number} served at {url}", style="bold", markup=False)
+            notify_service_manager("READY=1")
 
         server = RouterServer(PoolHost(pool, on_ready=on_ready), options)
         verbose = bool(context.params["verbose"])

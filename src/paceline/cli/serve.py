@@ -110,7 +110,7 @@ def serve(
     except ImportError as error:
         raise missing("a server", error.name, "serve") from None
     from paceline.serving.app import create_app
-    from paceline.serving.deployment import listening, run, server_url
+    from paceline.serving.deployment import listening, notify_service_manager, run, server_url
     from paceline.serving.logs import logging_to_stderr
     from paceline.serving.model_host import ModelHost, ServedEmbedder
     from paceline.serving.router.link import RouterLink
@@ -179,6 +179,7 @@ def serve(
             announce_builtin_model(models)
             if link is None:
                 tell_idle(found.target)
+                notify_service_manager("READY=1")
             for url in urls if link is None else ():
                 console.print(f"{served.id} is served at {url}", style="bold", markup=False)
             if isinstance(served, ServedEmbedder):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -76,6 +77,16 @@ def server_url(bound: socket.socket, *, has_tls: bool, prefix: str) -> str:
         return f"unix:{name}{prefix}"
     host = f"[{name[0]}]" if bound.family == socket.AF_INET6 else name[0]
     return f"{'https' if has_tls else 'http'}://{host}:{name[1]}{prefix}"
+
+
+def notify_service_manager(state: str) -> None:
+    """Tell systemd a state such as ``READY=1``, where a service is of ``Type=notify``; else do nothing."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path or not hasattr(socket, "AF_UNIX"):
+        return
+    address = "\0" + path[1:] if path.startswith("@") else path  # @ stands for an abstract socket
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.sendto(state.encode(), address)
 
 
 def _resolve(host: str, port: int) -> list[tuple[Any, ...]]:
@@ -256,6 +267,7 @@ async def _serve(
 
     def told(signals: int) -> None:
         if signals == 1:
+            notify_service_manager("STOPPING=1")
             host.stop_taking()
             loop.call_soon_threadsafe(end, grace_s, _FLUSH_S)
         else:
