@@ -6,6 +6,8 @@
 #   make test-real   tests with templates, vocabularies and a model that others made: downloads 170 MB the first time
 #   make test-page   tests of the server's page in a browser: needs Chromium and npm, downloads 50 MB the first time
 #   make test-gateway    tests of two servers behind a gateway (smg): downloads 50 MB the first time
+#   make test-clients    tests of the settings in docs/guides/clients.md, by the clients that install: needs npm, downloads
+#                    700 MB the first time
 #   make test-ray        tests of the example for Ray Serve: downloads 150 MB the first time, and takes some minutes
 #   make test-kubernetes tests that schemas accept deploy/kubernetes: needs kubectl, downloads 25 MB the first time
 #   make test-rpc    what every engine promises, over two workers in network namespaces 0, 10 and 40 ms away: needs root,
@@ -52,6 +54,8 @@ PAGE := build/page
 
 GATEWAY := build/gateway
 
+CLIENTS := build/clients
+
 RAY := build/ray
 
 KUBERNETES := build/kubernetes
@@ -63,7 +67,7 @@ WORKERS ?= 2
 SECONDS ?= 120
 SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-real test-page test-gateway test-ray test-rpc test-kubernetes lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
+.PHONY: demo test test-all test-real test-page test-gateway test-clients test-ray test-rpc test-kubernetes lint types quick unit long interpreted attack coverage bench train release-check docs tables clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/paceline demo
@@ -133,6 +137,21 @@ $(GATEWAY)/.installed:
 	rm -rf $(GATEWAY)
 	$(PYTHON) -m venv $(GATEWAY)
 	$(GATEWAY)/bin/python -m pip --disable-pip-version-check install --quiet 'smg==1.13.0'
+	touch $@
+
+# Agents and libraries of others, in folders of their own. They talk to this machine alone, as their settings say.
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
+	$(BIN)/python -m pytest tests/clients --clients $(CLIENTS)
+
+CLIENT_PIP = -m pip --disable-pip-version-check install --quiet --no-compile
+$(CLIENTS)/.installed:
+	rm -rf $(CLIENTS)
+	for name in python aider litellm; do $(PYTHON) -m venv $(CLIENTS)/$$name || exit 1; done
+	$(CLIENTS)/python/bin/python $(CLIENT_PIP) openai-agents==0.24.0 smolagents==1.26.0 langchain-openai==1.7.4
+	$(CLIENTS)/aider/bin/python $(CLIENT_PIP) aider-chat==0.86.2
+	$(CLIENTS)/litellm/bin/python $(CLIENT_PIP) 'litellm[proxy]==1.108.7'
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) \
+		@anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0 @continuedev/cli@1.5.47 cline@3.0.65
 	touch $@
 
 # Ray is no part of paceline's own environment either. What is served is what is installed in Ray's.

@@ -43,6 +43,7 @@ KINDS = {
         "serving/*",
         "surface/*",
         "page/*",
+        "clients/*",
         "gateway/*",
         "ray_serve/*",
         "manifests/*",
@@ -68,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--page", metavar="FOLDER", help="where make test-page unpacked what the tests of tests/page need")
     parser.addoption("--gateway", metavar="PROGRAM", help="the smg that make test-gateway installed")
+    parser.addoption("--clients", metavar="FOLDER", help="where make test-clients installed other people's programs")
     parser.addoption("--ray", metavar="FOLDER", help="the environment with Ray that make test-ray installed")
     parser.addoption("--kubernetes", metavar="PROGRAM", help="kubernetes-validate, by make test-kubernetes")
     parser.addoption("--real", metavar="FOLDER", help="where make test-real unpacked what the tests of tests/real read")
@@ -132,10 +134,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs files that are downloaded, a browser, a gateway, Ray or kubectl."""
+    """Leave out what needs files that are downloaded, a browser, a gateway, clients, Ray or kubectl."""
     here = Path(__file__).parent
     options = {"real": "--real", "page": "--page", "gateway": "--gateway", "ray_serve": "--ray"}
-    options |= {"manifests": "--kubernetes"}
+    options |= {"clients": "--clients", "manifests": "--kubernetes"}
     needed = {here / folder: option for folder, option in options.items()}.get(collection_path)
     return True if needed is not None and not config.getoption(needed) else None
 

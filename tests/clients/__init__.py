@@ -1,1 +1,1 @@
-"""Agents that others made, in their own loops, against a model that says what a script says."""
+"""Programs that others made, at work with a server whose model says what a script says."""

@@ -35,21 +35,20 @@ CONTEXT: Final = 1 << 20
 
 _WORD: Final = re.compile(r"WORD-[0-9]+")
 
-_READERS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
-    # Claude Code
-    "Read": lambda path: {"file_path": path},
-    # Codex
-    "exec_command": lambda path: {"cmd": f"cat {path}"},
-    "shell": lambda path: {"command": ["cat", path]},
-    # those of a few lines of Python
-    "read_file": lambda path: {"path": path},
-}
-"""Arguments with which tools of this name read a file."""
+_READERS: Final[tuple[tuple[str, str, Callable[[str], Any]], ...]] = (
+    ("Read", "file_path", str),  # Claude Code
+    ("Read", "filepath", str),  # Continue
+    ("read_files", "files", lambda path: [{"path": path}]),  # Cline
+    ("exec_command", "cmd", lambda path: f"cat {path}"),  # Codex
+    ("shell", "command", lambda path: ["cat", path]),
+    ("read_file", "path", str),  # those of a few lines of Python
+)
+"""Tools that read a file: name, parameter, and what makes the parameter's value of a path."""
 
 
 def reply(conversation: str, path: Path) -> str:
     """Return what the model says to a conversation: the word, or a call of the tool that gets it."""
-    offered = re.findall(r"^TOOL (\S+)", conversation, re.MULTILINE)
+    offered = dict(re.findall(r"^TOOL (\S+) (.*)", conversation, re.MULTILINE))
     found = _WORD.search(conversation)
     if found is not None and "SEARCH/REPLACE" in conversation:
         # aider's models write what is to be changed, and call nothing.
@@ -59,9 +58,9 @@ def reply(conversation: str, path: Path) -> str:
         said = f"The word is {found[0]}."
         # smolagents has its agents say the end by a tool.
         return _call("final_answer", {"answer": said}) if "final_answer" in offered else said
-    for name, read in _READERS.items():
-        if name in offered:
-            return f"I read the file.\n{_call(name, read(str(path)))}"
+    for name, parameter, read in _READERS:
+        if f'"{parameter}"' in offered.get(name, ""):
+            return f"I read the file.\n{_call(name, {parameter: read(str(path))})}"
     return "There is no tool that reads files."
 
 

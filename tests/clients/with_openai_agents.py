@@ -6,8 +6,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-from openai import AsyncOpenAI
-
 from agents import (  # type: ignore[import-not-found]
     Agent,
     OpenAIChatCompletionsModel,
@@ -16,6 +14,7 @@ from agents import (  # type: ignore[import-not-found]
     function_tool,
     set_tracing_disabled,
 )
+from openai import AsyncOpenAI
 
 
 @function_tool  # type: ignore[untyped-decorator]
