@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 from playwright.sync_api import Browser, FilePayload, Locator, Page, Request, expect
 
 from tests.page.conftest import Halting
-from tests.page.visiting import visiting
+from tests.page.visiting import Theme, serious, visiting
 from tests.serving.calling import SAID, TEMPLATE, TOOLS, saying
 from tests.serving.hosted import Hosted, hosted, scripted
 from tests.serving.reasoning import ANSWER, thinking
@@ -293,7 +293,7 @@ def writing() -> Iterator[Halting]:
         gate.open()
 
 
-def test_markdown_is_shown_while_it_is_written(browser: Browser, writing: Halting) -> None:
+def test_markdown_is_shown_while_it_is_written(browser: Browser, writing: Halting, axe: str, screenshots: Path) -> None:
     with visiting(browser, f"{writing.server.url}/") as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         loaded: list[str] = []
@@ -317,6 +317,12 @@ def test_markdown_is_shown_while_it_is_written(browser: Browser, writing: Haltin
         assert page.evaluate("navigator.clipboard.readText()") == "def one() -> int:\n    return 1"
         page.locator(".written .tools").get_by_role("button", name="Copy").click()
         assert page.evaluate("navigator.clipboard.readText()") == WRITTEN
+        for summary in page.locator("#chat-settings summary").all():
+            summary.click()
+        for theme in get_args(Theme):
+            page.emulate_media(color_scheme=theme)
+            assert not serious(page, axe)
+            page.screenshot(path=screenshots / f"markdown-{theme}.png", full_page=True)
         page.get_by_role("button", name="Tokens").click()
         expect(page.locator(".tokens")).to_have_text(WRITTEN, use_inner_text=True)
 
@@ -431,19 +437,28 @@ def test_a_model_is_chosen_where_there_are_several(browser: Browser) -> None:
     def be_router(page: Page) -> None:
         """Give the router's own answers; those of a model come from one."""
         page.route(re.compile(r"/props$"), lambda route: route.fulfill(json={"role": "router"}))
-        listed = [{"id": name, "status": {"value": "unloaded"}} for name in ("one", "two")]
+        listed = [{"id": name, "status": {"value": "unloaded"}} for name in ("one", "two", "three")]
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": listed}))
 
-    with hosted(scripted) as running, visiting(browser, f"{running.url}/", before=be_router) as page:
+    with hosted(scripted) as running, visiting(browser, f"{running.url}/", before=be_router, refusals=(503,)) as page:
         expect(page.locator(".waiting")).to_have_text("Choose a model above.")
         with page.expect_request(re.compile(r"/props\?autoload=true&model=two$")):
             page.get_by_role("combobox", name="Model").select_option("two")
         assert ask(page, "abc")["model"] == "two"
         page.reload()
         expect(page.get_by_role("combobox", name="Model")).to_have_value("two")
+        # What was written and not sent stays, and a model that cannot be loaded changes nothing.
+        box = page.get_by_role("textbox", name="Message")
+        box.fill("def")
+        refusal = {"error": {"code": 503, "message": "three cannot be loaded"}}
+        page.route(re.compile(r"model=three$"), lambda route: route.fulfill(status=503, json=refusal))
+        page.get_by_role("combobox", name="Model").select_option("three")
+        expect(page.get_by_role("alert")).to_contain_text("three cannot be loaded")
+        expect(page.get_by_role("combobox", name="Model")).to_have_value("two")
         page.get_by_role("combobox", name="Model").select_option("one")
+        expect(box).to_have_value("def")
         expect(page.locator(".turn")).to_have_count(1)
-        assert ask(page, "def")["model"] == "one"
+        assert ask(page, "ghi")["model"] == "one"
 
 
 def test_a_model_without_a_template_opens_at_the_race(browser: Browser) -> None:

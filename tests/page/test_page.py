@@ -88,7 +88,7 @@ DRAFTED: Final = {"drafted": 9, "gain": 2.0, "gain_low": 1.9, "gain_high": 2.2, 
             "one two",
             9.9,
             {"drafted": 0, "off_reason_text": "no draft would have paid"},
-            "same text; nothing to gain here, so nothing was drafted",
+            "same text; drafts would not have paid off, so there were none",
             "Why: no draft would have paid.",
         ),
         (
@@ -233,7 +233,7 @@ def test_a_round_is_looked_at_by_the_keyboard(browser: Browser, served_script: H
         page.get_by_role("button", name="Rounds").press("Enter")
         slider = page.get_by_role("slider", name="Round")
         slider.press("Home")
-        expect(page.locator(".inspector")).to_contain_text("nothing drafted")
+        expect(page.locator(".inspector")).to_contain_text("no drafts")
         slider.press("ArrowRight")
         expect(page.locator(".round.selected")).to_have_attribute("data-round", "1")
         tree = page.get_by_role("group", name="Tree of this round's drafts")

@@ -1,6 +1,6 @@
 // What chats and texts have in common: asking for an answer, and showing it.
 
-import { Component, html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-standalone.module.js";
+import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone.module.js";
 import { Answer } from "./answer.js";
 import { gainText, speedText } from "./figures.js";
 import { RoundInspector, TokenText } from "./tokens.js";
@@ -49,13 +49,17 @@ class Block extends Component {
       const language = Object.assign(document.createElement("span"), {
         textContent: /language-(\S+)/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "",
       });
-      const button = Object.assign(document.createElement("button"), { type: "button", className: "small", textContent: "Copy" });
-      button.setAttribute("aria-label", "Copy code");
+      const button = Object.assign(document.createElement("button"), { type: "button", className: "small" });
+      const label = (done) => {
+        button.textContent = done;
+        button.setAttribute("aria-label", `${done} code`);
+      };
+      label("Copy");
       button.addEventListener("click", async () => {
         await copyText(pre.textContent.replace(/\n$/, ""));
-        button.textContent = "Copied";
+        label("Copied");
         this.props.announce("Copied.");
-        setTimeout(() => { button.textContent = "Copy"; }, 2000);
+        setTimeout(() => label("Copy"), 2000);
       });
       head.append(language, button);
       pre.before(head);
@@ -73,10 +77,14 @@ class Block extends Component {
   }
 }
 
+// Of the time in which a text is written, at most this part goes into formatting it.
+const FORMATTING_SHARE = 0.2;
+
 /** A text in markdown. What reads it is loaded with the first one. */
-export function Formatted({ text, announce }) {
+export function Formatted({ text, isWriting, announce }) {
   const [markdown, setMarkdown] = useState(null);
   const [count, setCount] = useState(0);
+  const made = useRef({ blocks: null, until: 0 });
   useEffect(() => {
     let forget = () => {};
     let isHere = true;
@@ -90,7 +98,13 @@ export function Formatted({ text, announce }) {
       forget();
     };
   }, []);
-  const blocks = useMemo(() => markdown?.toBlocks(text), [markdown, text, count]);
+  const { current } = made;
+  const now = performance.now();
+  if (markdown && (current.text !== text || current.count !== count) && !(isWriting && now < current.until)) {
+    Object.assign(current, { blocks: markdown.toBlocks(text), text, count });
+    current.until = now + (performance.now() - now) / FORMATTING_SHARE;
+  }
+  const { blocks } = current;
   if (!blocks) return html`<div class="formatted plain">${text}</div>`;
   return html`<div class="formatted">
     ${blocks.map((markup, index) => html`<${Block} key=${index} markup=${markup} announce=${announce} />`)}
@@ -111,7 +125,9 @@ export function stateText(answer) {
     const { progress } = answer;
     return progress?.processed < progress?.total ? `reading the prompt: ${progress.processed} of ${progress.total} tokens` : "waiting";
   }
-  const gain = answer.gain?.expected ? `, ${gainText(answer.gain.expected)} plain decoding` : "";
+  // An estimate that may be either way stands beside the answer alone.
+  const { gain: { expected, low, high } = {} } = answer.gain ? answer : {};
+  const gain = low > 1 || high < 1 ? `, ${gainText(expected)} plain decoding` : "";
   const tokens = `${answer.numTokens} tokens, ${speedText(answer.speed)} tokens/s${gain}`;
   return answer.finish === "length" ? `${tokens}; cut off: ${cutText(answer)}` : tokens;
 }
@@ -157,7 +173,7 @@ export function Written({ answer, settings, view, change, isLooking, look, annou
       ? html`<${TokenText} kind="content" beginning=${answer.beginning.content} rounds=${answer.rounds} ghosts=${ghosts}
           selected=${isLooking ? selected : -1} onSelect=${select} caret=${!answer.isOver} />`
       : view === "text" ? html`<p class="tokens">${answer.content}</p>`
-        : html`<${Formatted} text=${answer.content} announce=${announce} />`}
+        : html`<${Formatted} text=${answer.content} isWriting=${!answer.isOver} announce=${announce} />`}
     ${!asTokens && !answer.isOver && html`<span class="caret" aria-hidden="true"></span>`}
     ${answer.calls.map((call, index) => html`<details class="call" key=${index} open>
       <summary>Tool call: <code>${call.name}</code></summary><pre tabindex="0">${indented(call.arguments)}</pre></details>`)}

@@ -27,11 +27,11 @@ function focusContent() {
 function KeyForm({ refused, enter }) {
   const [value, setValue] = useState("");
   return html`<form class="card key" onSubmit=${(event) => { event.preventDefault(); enter(value.trim()); }}>
-    <h2>This server asks for an API key</h2>
+    <h2>This server needs an API key</h2>
     ${refused && html`<p class="error" role="alert">${refused}</p>`}
     <label for="key">API key</label>
     <input id="key" type="password" autocomplete="off" value=${value} onInput=${(event) => setValue(event.target.value)} />
-    <p class="quiet">The key is kept in this tab until it is closed, and sent to this server alone.</p>
+    <p class="quiet">The key is kept until this tab is closed, and sent to this server only.</p>
     <div class="actions"><button class="primary" disabled=${!value.trim()}>Continue</button></div>
   </form>`;
 }
@@ -57,6 +57,7 @@ function App() {
   // Where there are several: { names, chosen }.
   const [models, setModels] = useState(null);
   const [settings, setSettings] = useState(null);
+  const [loading, setLoading] = useState("");
   const [waiting, setWaiting] = useState("Connecting to the server.");
   const [needsKey, setNeedsKey] = useState(false);
   const [refused, setRefused] = useState("");
@@ -68,20 +69,22 @@ function App() {
     setSettings((before) => before ?? settingsOf(props, kept("settings")));
   };
   /** Ask another model from now on, which is loaded where it is not. */
-  const choose = async (chosen) => {
-    setModels((before) => ({ ...before, chosen }));
-    setServer(null);
+  const choose = async (chosen, before = "") => {
+    const turn = (name) => {
+      setModel(name);
+      setModels((known) => ({ ...known, chosen: name }));
+    };
+    turn(chosen);
     setProblem(null);
-    setWaiting(`Loading ${chosen}.`);
-    setModel(chosen);
+    setLoading(`Loading ${chosen}.`);
     try {
       take(await getJson("props?autoload=true"));
       keep("model", chosen);
     } catch (error) {
-      setModels((before) => ({ ...before, chosen: "" }));
-      setWaiting("Choose a model above.");
+      turn(before);
       report(error);
     }
+    setLoading("");
   };
   const find = async (hasNewKey = false) => {
     try {
@@ -142,7 +145,7 @@ function App() {
     <header class="top">
       <h1><img src="page/icon.svg" alt="" width="28" height="28" />paceline</h1>
       ${models?.names.length > 1
-        ? html`<select class="model" aria-label="Model" value=${models.chosen} onChange=${(event) => choose(event.target.value)}>
+        ? html`<select class="model" aria-label="Model" value=${models.chosen} onChange=${(event) => choose(event.target.value, models.chosen)}>
             ${!models.chosen && html`<option value="">Choose a model</option>`}
             ${models.names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
           </select>`
@@ -156,12 +159,12 @@ function App() {
         <button type="button" class="small" aria-label="Dismiss this message" onClick=${() => { setProblem(null); focusContent(); }}>×</button></p>`}
       ${needsKey
         ? html`<${KeyForm} refused=${refused} enter=${(key) => { setKey(key); find(true); }} />`
-        : server
-          ? VIEWS.filter(([name]) => opened.current.includes(name)).map(([name, , load]) => html`<div key=${name} hidden=${name !== view}>
-              <${View} load=${load} server=${server} settings=${settings} announce=${announce} report=${report} isShown=${name === view}
-                place=${places.current[name] ?? ""} change=${change} />
-            </div>`)
-          : html`<p class="waiting" role="status">${waiting}</p>`}
+        : html`${(loading || !server) && html`<p class="waiting" role="status">${loading || waiting}</p>`}
+          ${server && VIEWS.filter(([name]) => opened.current.includes(name)).map(([name, , load]) => html`<div key=${name}
+            hidden=${loading || name !== view}>
+            <${View} load=${load} server=${server} settings=${settings} announce=${announce} report=${report} isShown=${!loading && name === view}
+              place=${places.current[name] ?? ""} change=${change} />
+          </div>`)}`}
     </main>
     <p class="hidden" role="status" aria-live="polite">${announced}</p>`;
 }

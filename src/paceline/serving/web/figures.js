@@ -35,7 +35,7 @@ function Speed({ answer }) {
     <p>${plain
       ? html`plain decoding: about <span class="num">${speedText(plain.expected)}</span>
           <span class="quiet num"> (${speedText(plain.low)} to ${speedText(plain.high)})</span>`
-      : html`<span class="quiet">plain decoding: ${answer.isOver ? "not known of this answer" : "not known yet"}</span>`}</p>
+      : html`<span class="quiet">plain decoding: ${answer.isOver ? "not measured in this answer" : "not measured yet"}</span>`}</p>
     ${answer.gain && html`<p>gain: <strong class="num">${gainText(answer.gain.expected)}</strong>
       <span class="quiet num"> (${gainText(answer.gain.low)} to ${gainText(answer.gain.high)})</span></p>`}
   </div>`;
@@ -73,12 +73,15 @@ function Drafters({ answer }) {
   </table>`;
 }
 
-const PHASES = [["verify_ms", "target's passes"], ["draft_ms", "drafting, planning"], ["sampling_ms", "sampling"], ["rest_ms", "the rest"]];
+const PHASES = [["verify_ms", "passes of the target model"], ["draft_ms", "drafting and planning"], ["sampling_ms", "sampling"], ["rest_ms", "everything else"]];
 
+// As `off_reason_text` has it.
 const OFF = {
-  asked: "plain was asked for", no_drafters: "no drafter", prompts: "prompts in the same passes",
-  measuring: "plain rounds were measured", no_gain: "no draft would have paid", losing: "drafts had used up what they may lose",
-  short: "answer too short", no_match: "no proposal", draft_min: "shorter than draft_min", no_room: "no room",
+  asked: "plain decoding was asked for", no_drafters: "there is no drafter for this request",
+  prompts: "prompts were processed in the same passes", measuring: "plain rounds were measured",
+  no_gain: "no draft would have paid", losing: "earlier drafts had used up what speculation may lose",
+  short: "the answer was too short", no_match: "the drafters had no proposal",
+  draft_min: "the drafts were shorter than draft-min", no_room: "the engine had no room for drafts",
 };
 
 function Ledger({ answer }) {
@@ -94,7 +97,7 @@ function Ledger({ answer }) {
       <tr><th scope="row">Tokens a round</th><td class="num">${(told.tau ?? 0).toFixed(2)}</td></tr>
       ${PHASES.map(([name, label]) => html`<tr key=${name}><th scope="row">Time in ${label}</th>
         <td class="num">${timeText(told[name])}</td></tr>`)}
-      <tr class="sum"><th scope="row">Time in all</th><td class="num">${timeText(spent)}</td></tr>
+      <tr class="sum"><th scope="row">Total time</th><td class="num">${timeText(spent)}</td></tr>
       ${plain !== null && html`
         <tr><th scope="row">Plain decoding, estimated</th><td class="num">${timeText(plain)}</td></tr>
         <tr class="sum"><th scope="row">${plain >= spent ? "Faster than plain by" : "Slower than plain by"}</th>

@@ -58,7 +58,7 @@ export function verdictOf(slow, fast) {
   }
   if (!told?.drafted) {
     const reason = told?.off_reason_text ? ` Why: ${told.off_reason_text}.` : "";
-    return { tone: "even", headline: "same text; nothing to gain here, so nothing was drafted", details: `${measured}${reason}` };
+    return { tone: "even", headline: "same text; drafts would not have paid off, so there were none", details: `${measured}${reason}` };
   }
   if (ratio === null) return { tone: "even", headline: "same text; too short to compare the speeds", details: "" };
   // One run of each says little of a small difference, where the server's own estimate has room for none.
@@ -234,7 +234,7 @@ export function Race({ server, settings, change, announce, report, isShown }) {
         ${isOver && !busy && html`<button type="button" onClick=${() => replay(chosen, last)}>Replay</button>
           <label class="inline">at
             <select value=${slowdown} onChange=${(event) => setSlowdown(event.target.value)}>
-              <option value="auto">a watchable speed</option>
+              <option value="auto">automatic speed</option>
               ${SLOWDOWNS.map((times) => html`<option value=${times} key=${times}>${times === 1 ? "real time" : `1/${times} of real time`}</option>`)}
             </select>
           </label>`}

@@ -7,7 +7,7 @@ import { sourceClass, sourceName } from "./tokens.js";
 
 const EVERY_MS = 1000;
 
-const JUDGED = { coupled: "coupled: the same text as plain decoding", rejection: "rejection: the same distribution as plain decoding" };
+const JUDGED = { coupled: "coupled: the same text as plain decoding", rejection: "rejection: the same distribution of texts as plain decoding" };
 
 /** Prometheus' text as samples: [{ name, labels, value }]. */
 export function samplesOf(text) {
@@ -73,23 +73,22 @@ export function ServerView({ server, report, isShown }) {
   const busy = slots?.filter((slot) => slot.is_processing).length;
 
   return html`<div class="view server">
-    <h2>The server now</h2>
+    <h2>Server</h2>
     <dl class="facts">
       ${slots && html`<${Fact} name="Requests running">${busy} of ${slots.length}<//>`}
       ${samples && html`<${Fact} name="Requests waiting">${one("vllm:num_requests_waiting")}<//>`}
       ${samples && html`<${Fact} name="Cache in use">${(100 * (one("vllm:kv_cache_usage_perc") ?? 0)).toFixed(1)} %<//>`}
       ${samples && html`<${Fact} name="Tokens written">${one("vllm:generation_tokens_total")?.toLocaleString("en")}<//>`}
       ${samples && html`<${Fact} name="Average tokens/s">${speedText(one("llamacpp:predicted_tokens_seconds"))}<//>`}
-      ${decoding > 0 && html`<${Fact} name="Gain since the start">${(plain / decoding).toFixed(2)}×<//>`}
+      ${decoding > 0 && html`<${Fact} name="Gain since startup">${(plain / decoding).toFixed(2)}×<//>`}
     </dl>
     ${slots && html`<section class="card"><h3>Slots</h3><ul class="places">
       ${slots.map((slot) => html`<${Place} key=${slot.id} slot=${slot} />`)}
     </ul></section>`}
-    ${!props.endpoint_slots && html`<p class="note">This server does not tell what is under way: it was started with <code>--no-slots</code>.</p>`}
-    ${!props.endpoint_metrics && html`<p class="note">Queue, cache and counts since the start are shown where the server is
-      started with <code>--metrics</code>.</p>`}
+    ${!props.endpoint_slots && html`<p class="note">Running requests are not shown: the server was started with <code>--no-slots</code>.</p>`}
+    ${!props.endpoint_metrics && html`<p class="note">Start the server with <code>--metrics</code> to see the queue, the cache and totals.</p>`}
     ${Object.keys(drafted).length > 0 && html`<section class="card"><table>
-      <caption>Drafts since the start</caption>
+      <caption>Drafts since startup</caption>
       <thead><tr><th scope="col">Drafter</th><th scope="col">Drafted</th><th scope="col">Accepted</th></tr></thead>
       <tbody>${Object.keys(drafted).map((name) => html`<tr key=${name}>
         <th scope="row"><span class=${sourceClass(name)}>${sourceName(name)}</span></th>
@@ -99,14 +98,14 @@ export function ServerView({ server, report, isShown }) {
     <section class="card"><h3>Model</h3><dl class="about">
       <dt>Name</dt><dd>${props.model_alias}</dd>
       <dt>File</dt><dd>${props.model_path || "–"}</dd>
-      <dt>Tokens of one request</dt><dd class="num">${props.default_generation_settings.n_ctx}</dd>
-      <dt>Requests at once</dt><dd class="num">${props.total_slots}</dd>
+      <dt>Context per request</dt><dd class="num">${props.default_generation_settings.n_ctx}</dd>
+      <dt>Parallel requests</dt><dd class="num">${props.total_slots}</dd>
       <dt>Drafters</dt><dd>${server.drafters.map(sourceName).join(", ") || "none"}</dd>
-      <dt>How much is drafted</dt><dd>${props.speculative.policy}</dd>
-      <dt>How drafts are judged</dt><dd>${JUDGED[props.speculative.verify] ?? props.speculative.verify}</dd>
+      <dt>Draft policy</dt><dd>${props.speculative.policy}</dd>
+      <dt>Verification</dt><dd>${JUDGED[props.speculative.verify] ?? props.speculative.verify}</dd>
       <dt>Version</dt><dd>${props.build_info}</dd>
     </dl></section>
-    <p class="quiet">Programs: OpenAI's API is at <code>${new URL("v1", document.baseURI).href}</code>, llama-server's routes
-      are where they always are, and <a href="openapi.json">openapi.json</a> describes all of them.</p>
+    <p class="quiet">For programs: OpenAI's and Anthropic's APIs are at <code>${new URL("v1", document.baseURI).href}</code>, llama-server's
+      routes at their usual paths. <a href="openapi.json">openapi.json</a> describes all of them.</p>
   </div>`;
 }

@@ -158,8 +158,8 @@ export function RoundInspector({ rounds, selected, onSelect }) {
   const own = round.sources.length - accepted;
   const summary = round.drafts.length
     ? `${round.drafts.length} drafted, ${accepted} accepted, ${own} from the target`
-    : `nothing drafted, ${own} from the target`;
-  return html`<section class="inspector" aria-label="One round, closer">
+    : `no drafts, ${own} from the target`;
+  return html`<section class="inspector" aria-label="One round in detail">
     <label class="slider">
       <span>Round <span class="num">${index + 1}</span> of <span class="num">${rounds.length}</span></span>
       <input type="range" min="1" max=${rounds.length} value=${index + 1}
@@ -167,7 +167,7 @@ export function RoundInspector({ rounds, selected, onSelect }) {
     </label>
     <p class="quiet">${summary}</p>
     ${round.drafts.length > 0 && html`<${Tree} drafts=${round.drafts} />`}
-    <p class="said"><span class="quiet">kept: </span>${round.pieces.map((piece) => html`<span
+    <p class="said"><span class="quiet">result: </span>${round.pieces.map((piece) => html`<span
       class=${sourceClass(piece.source)}>${shown(piece.text)}</span> `)}</p>
   </section>`;
 }
