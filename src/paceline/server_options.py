@@ -29,6 +29,7 @@ class ServerOptions:
         prefix: path that stands before every route, such as ``"/llm"``.
         alias: names of the model; the first in the alphabet is its id.
         slot_save_path: ``None`` offers no saving.
+        static_path: ``None`` is paceline's own page.
         api_key: none asks for none.
         cors_origins: ``"*"`` is any.
         infill_tokens: three quarters before the gap, a quarter behind; half of the context where that has no more.
@@ -82,6 +83,13 @@ class ServerOptions:
     )
     metrics: bool = setting(False, Option("truth"), _SERVER("--metrics", "Enable /metrics, in Prometheus' format."))
     ui: bool = setting(True, Option("truth"), _SERVER("--ui/--no-ui --webui/--no-webui", "Serve the web page at /."))
+    static_path: str | None = setting(
+        None,
+        Option("other", optional=True),
+        _SERVER(
+            "--path", "Folder of another web page to serve at /, such as llama.cpp's web interface.", metavar="FOLDER"
+        ),
+    )
     api_key: tuple[str, ...] = setting(
         (),
         Option("texts", separator=","),

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 import paceline
+from paceline.core.errors import InputError
 from paceline.server_options import ServerOptions
 from paceline.serving.page import page_files
 from tests.serving.hosted import Hosted, hosted, scripted
@@ -132,3 +133,29 @@ def test_the_page_is_below_the_prefix_and_needs_no_key() -> None:
         assert running.web.get(f"{root}/page/app.js").status_code != 200
         for path in ("/props", "/slots", "/v1/models"):
             assert running.get(path).status_code == 401
+
+
+def test_another_page_is_served_in_its_place(tmp_path: Path) -> None:
+    texts = {"index.html": "<script>1</script>", "assets/a.js": "2", "props": "3", "v1/models/a": "4", ".env": "5"}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with hosted(scripted, ServerOptions(static_path=str(tmp_path), api_key=("secret",))) as running:
+        page = running.get("/")
+        assert (page.text, page.headers["content-type"]) == (texts["index.html"], "text/html; charset=utf-8")
+        # What its files need is not known.
+        assert "content-security-policy" not in page.headers
+        assert running.get("/assets/a.js").text == "2"
+        for path in ("/props", "/v1/models/a", "/.env", "/page/app.js"):
+            assert running.get(path).status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert "default_generation_settings" in running.get("/props", headers=headers).json()
+        assert {running.get(path, headers=headers).status_code for path in ("/.env", "/page/app.js")} == {404}
+
+
+@pytest.mark.parametrize("name", ["none", "empty"])
+def test_a_folder_without_a_page_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError) as refused:
+        page_files(tmp_path / name)
+    assert refused.value.field == "static_path"

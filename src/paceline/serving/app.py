@@ -145,8 +145,17 @@ def create_app(server: Server, security: SecuritySettings, routes: Sequence[Rout
     router = APIRouter(prefix=prefix, responses=ERROR_RESPONSES)
     if routes is None:
         routes = Handlers(server).routes()
-    page = [Route(_GET, (path,), handler, is_public=True) for path, handler in page_handlers().items()]
-    for route in [*routes, *page] if server.options.ui else routes:
+    for route in routes:
+        route.add_to(router)
+    pages = page_handlers(server.options.static_path if server.options.ui else None)
+    # A file with the path of a route is not sent, and must not make that public.
+    scope = {"type": "http", "method": "GET"}
+    page = [
+        Route(_GET, (path,), handler, is_public=True)
+        for path, handler in pages.items()
+        if all(route.matches({**scope, "path": prefix + path})[0] is Match.NONE for route in router.routes)
+    ]
+    for route in page if server.options.ui else ():
         route.add_to(router)
     app.include_router(router)
     # It hands on streams of events as they come. Level 1, as the event loop waits for what has up to 128 KiB.
