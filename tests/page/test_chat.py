@@ -13,9 +13,10 @@ import pytest
 from playwright.sync_api import Browser, FilePayload, Locator, Page, Request, expect
 
 from tests.page.conftest import Halting
-from tests.page.visiting import Theme, serious, visiting
+from tests.page.visiting import WIDE, Theme, serious, visiting
 from tests.serving.calling import SAID, TEMPLATE, TOOLS, saying
 from tests.serving.hosted import Hosted, hosted, scripted
+from tests.serving.processes import poll
 from tests.serving.reasoning import ANSWER, thinking
 from tests.serving.scripted import Turnstile
 
@@ -278,6 +279,10 @@ def one() -> int:
     return 1
 ```
 
+| a | table | that | is | much | wider | than | the | screen | of | a | phone | could | ever | be |
+|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|
+| 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 | 11 | 12 | 13 | 14 | 15 |
+
 It costs $5 or $6, and $a^2$ or \(b_1\) is a formula.
 
 $$\frac{1}{2}$$
@@ -307,7 +312,7 @@ def test_markdown_is_shown_while_it_is_written(browser: Browser, writing: Haltin
         assert not {"highlight.min.js", "temml.esm.js"} & set(loaded)
         writing.gate.open()
         wait_for_end(page)
-        expect(formatted.locator("td")).to_have_text(["May", "31"])
+        expect(formatted.locator("table").first.locator("td")).to_have_text(["May", "31"])
         expect(formatted.locator("pre .hljs-keyword")).to_have_text(["def", "return"])
         expect(formatted.locator("math")).to_have_count(3)
         expect(formatted.locator("math mfrac")).to_have_count(1)
@@ -323,6 +328,9 @@ def test_markdown_is_shown_while_it_is_written(browser: Browser, writing: Haltin
             page.emulate_media(color_scheme=theme)
             assert not serious(page, axe)
             page.screenshot(path=screenshots / f"markdown-{theme}.png", full_page=True)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
         page.get_by_role("button", name="Tokens").click()
         expect(page.locator(".tokens")).to_have_text(WRITTEN, use_inner_text=True)
 
@@ -375,13 +383,12 @@ def test_a_conversation_outlives_a_reload_and_is_in_other_tabs(browser: Browser,
         page.get_by_role("link", name="another conversation").click()
         expect(page.get_by_role("button", name="Stop")).to_be_visible()
         # In the middle of an answer, of which some is kept.
-        page.wait_for_function(
-            """async () => {
-                const { createStore, values } = await import(new URL("page/vendor/idb-keyval.js", document.baseURI));
-                const [conversation] = await values(createStore("paceline:/one/", "conversations"));
-                return conversation.turns[1].answer.content !== "";
-            }"""
-        )
+        kept = """async () => {
+            const { createStore, values } = await import(new URL("page/vendor/idb-keyval.js", document.baseURI));
+            const [conversation] = await values(createStore("paceline:/one/", "conversations"));
+            return conversation.turns[1].answer.content;
+        }"""
+        poll(lambda: page.evaluate(kept))
         page.reload()
         expect(page.locator(".turn")).to_have_count(2)
         expect(page.locator(".formatted").first).to_have_text((first or "").strip())
@@ -390,6 +397,7 @@ def test_a_conversation_outlives_a_reload_and_is_in_other_tabs(browser: Browser,
         messages = body_of(sent.value)["messages"]
         assert [each["content"] for each in messages[:3]] == ["First.", first, "Second."]
         assert messages[3]["content"]
+        halting.write(page, 3)
         other = page.context.new_page()
         other.goto(f"{halting.server.url}/#chat")
         expect(names(other)).to_have_text(["First."])
@@ -397,9 +405,22 @@ def test_a_conversation_outlives_a_reload_and_is_in_other_tabs(browser: Browser,
         expect(other.locator(".turn")).to_have_count(2)
         page.keyboard.press("Escape")
         expect(page.locator(".state").last).to_contain_text("stopped after")
+        whole = page.locator(".tokens").last.text_content() or ""
+        assert whole.startswith(messages[3]["content"])
+        expect(other.locator(".formatted").last).to_have_text(whole.strip())
         other.get_by_role("button", name="Delete").click()
         other.get_by_role("button", name="Delete it").click()
         expect(names(page)).to_have_count(0)
+        # So is one while it is written.
+        say(page, "Third.")
+        expect(names(other)).to_have_text(["Third."])
+        page.get_by_role("button", name="Delete").click()
+        page.get_by_role("button", name="Delete it").click()
+        halting.gate.open()
+        halting.server.wait_for_nothing()
+        page.reload()
+        page.get_by_role("button", name="Send").wait_for()
+        expect(page.get_by_text("No conversations yet.")).to_be_visible()
 
 
 def test_what_was_kept_and_is_broken_does_no_harm(browser: Browser, served_script: Hosted) -> None:

@@ -80,12 +80,16 @@ function useConversations(report) {
     channel.current.onmessage = load;
     return () => channel.current.close();
   }, []);
+  // One that is deleted while it is written stays deleted.
+  const deleted = useRef(new Set());
   const keep = async (conversation, isNew = false) => {
+    if (deleted.current.has(conversation.id)) return;
     setAll((before) => [conversation, ...(before ?? []).filter((each) => each.id !== conversation.id)]);
     await attempt(() => keepConversation(conversation));
     if (isNew) channel.current?.postMessage("kept");
   };
   const drop = async (conversation) => {
+    deleted.current.add(conversation.id);
     setAll((before) => before.filter((each) => each !== conversation));
     await attempt(() => dropConversation(conversation.id));
     channel.current?.postMessage("dropped");
@@ -216,7 +220,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
   const saver = useRef(0);
   const writingNow = useRef(null);
 
-  // While an answer is written it is kept every second, and once more where the page is left.
+  // While an answer is written it is kept every second: where the page is left it would be too late.
   const keepSoon = (conversation) => {
     saver.current ||= setTimeout(() => { saver.current = 0; keep(conversation); }, 1000);
   };
@@ -224,11 +228,6 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
     view: "chat", settings, change, announce, report, isShown: isShown && (!writing || isHere), drawn: () => { follow(); keepSoon(writingNow.current); },
   });
   const box = useFocusKept(isShown);
-  useEffect(() => {
-    const leave = () => writingNow.current && keepConversation(writingNow.current).catch(() => {});
-    addEventListener("pagehide", leave);
-    return () => removeEventListener("pagehide", leave);
-  }, []);
 
   // Another conversation is shown from its end on.
   useEffect(() => {
@@ -289,6 +288,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
     saver.current = 0;
     writingNow.current = null;
     setWriting("");
+    conversation.updated = Date.now();
     if (conversation.turns.length) keep(conversation, true);
   };
   /** Add a turn and have it answered. */
