@@ -154,6 +154,11 @@ $(CLIENTS)/.installed:
 		@anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0 @continuedev/cli@1.5.47 cline@3.0.65
 	touch $@
 
+# By itself, as it takes 6 GB: then test-clients tries it, too.
+$(CLIENTS)/webui: $(CLIENTS)/.installed
+	$(PYTHON) -m venv $@
+	$@/bin/python $(CLIENT_PIP) --constraint constraints.txt open-webui==0.12.4
+
 # Ray is no part of paceline's own environment either. What is served is what is installed in Ray's.
 test-ray: $(VENV)/.installed-dev $(RAY)/.installed
 	$(BIN)/python -m pytest tests/ray_serve --ray $(RAY)

@@ -23,6 +23,7 @@ NOT_SEARCHED = re.compile(r"(notes|decisions|parts)/.*|architecture|contributing
 SEARCHED_NAMES = {
     "aider": "guides/clients",
     "API key": "guides/security",
+    "Caddy": "guides/deploy",
     "Claude": "guides/clients",
     "Cline": "guides/clients",
     "Codex": "guides/clients",
@@ -33,7 +34,10 @@ SEARCHED_NAMES = {
     "Docker": "guides/deploy",
     "Gemma": "which-draft",
     "Grafana": "guides/deploy",
+    "JetBrains": "guides/clients",
+    "Jupyter": "guides/python",
     "KV cache": "guides/memory",
+    "LangChain": "guides/clients",
     "LiteLLM": "guides/clients",
     "llama.vim": "guides/clients",
     "nginx": "guides/deploy",
@@ -43,6 +47,8 @@ SEARCHED_NAMES = {
     "RAM": "guides/memory",
     "systemd": "guides/deploy",
     "VRAM": "guides/memory",
+    "VS Code": "guides/clients",
+    "Zed": "guides/clients",
 }
 """What people type into the search, and the page that it has to find."""
 

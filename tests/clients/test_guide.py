@@ -7,16 +7,16 @@ protocol is tested and no model's wits.
 from __future__ import annotations
 
 import re
-import socket
-import subprocess
+import secrets
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.clients.conftest import WORD, Task
 from tests.clients.guide import block
-from tests.serving.processes import poll
+from tests.clients.servers import free_port, served
 from tests.timing import WAIT_S
 
 HERE = Path(__file__).parent
@@ -76,6 +76,19 @@ def test_langchain(task: Task) -> None:
     assert said.splitlines() == [ANSWER, ANSWER]
 
 
+def test_openai_and_anthropic(task: Task) -> None:
+    messages: list[Any] = [{"role": "user", "content": WORD}]
+    names: dict[str, Any] = {}
+    exec(block("OpenAI's library", "python", task.url), names)
+    with names["client"] as openai:
+        chat = openai.chat.completions.create(model="any", messages=messages)
+    assert chat.choices[0].message.content == ANSWER
+    exec(block("Anthropic's library", "python", task.url), names)
+    with names["client"] as anthropic:
+        message = anthropic.messages.create(model="any", max_tokens=50, messages=messages)
+    assert [each.text for each in message.content] == [ANSWER]
+
+
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_openai_agents(task: Task, api: str) -> None:
     program = str(HERE / "with_openai_agents.py")
@@ -90,9 +103,7 @@ def test_smolagents(task: Task) -> None:
 def test_litellm(task: Task) -> None:
     settings = task.home / "config.yaml"
     settings.write_text(block("LiteLLM", "yaml", task.url))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
         task.program("litellm/bin/litellm"),
@@ -103,25 +114,38 @@ def test_litellm(task: Task) -> None:
         "--port",
         str(port),
     ]
-    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with (
-        (task.home / "log").open("w+") as log,
-        subprocess.Popen(command, env={**task.variables, **offline}, stdout=log, stderr=log) as proxy,
-    ):
-        try:
+    key = f"sk-{secrets.token_hex(32)}"
+    variables = {**task.variables, "LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with served(command, variables, url, "/health/liveliness", task.home):
+        body = {"model": "local", "max_tokens": 50, "messages": [{"role": "user", "content": WORD}]}
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as web:
+            chat = web.post("/v1/chat/completions", json=body).json()
+            message = web.post("/v1/messages", json=body).json()
+        assert chat["choices"][0]["message"]["content"] == ANSWER
+        assert [each["text"] for each in message["content"] if each["type"] == "text"] == [ANSWER]
 
-            def is_ready() -> bool:
-                assert proxy.poll() is None, (task.home / "log").read_text()[-2000:]
-                try:
-                    return httpx.get(f"{url}/health/liveliness").status_code == 200
-                except httpx.TransportError:
-                    return False
 
-            poll(is_ready)
-            body = {"model": "local", "max_tokens": 50, "messages": [{"role": "user", "content": WORD}]}
-            chat = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT_S).json()
-            assert chat["choices"][0]["message"]["content"] == ANSWER
-            message = httpx.post(f"{url}/v1/messages", json=body, timeout=WAIT_S).json()
-            assert [each["text"] for each in message["content"] if each["type"] == "text"] == [ANSWER]
-        finally:
-            proxy.terminate()
+def test_open_webui(task: Task) -> None:
+    program = task.program("webui/bin/open-webui")
+    if not Path(program).exists():
+        pytest.skip("Open WebUI takes 6 GB: make build/clients/webui installs it")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    script, changed = re.subn(
+        r"^open-webui serve --port 3000$",
+        f"exec {program} serve --host 127.0.0.1 --port {port}",
+        block("Open WebUI", "sh", task.url),
+        flags=re.MULTILINE,
+    )
+    assert changed == 1
+    offline = dict.fromkeys(("OFFLINE_MODE", "HF_HUB_OFFLINE", "DO_NOT_TRACK", "SCARF_NO_ANALYTICS"), "true")
+    own = {"WEBUI_AUTH": "false", "WEBUI_SECRET_KEY": "x", "DATA_DIR": str(task.home), "RAG_EMBEDDING_ENGINE": "openai"}
+    with served(["sh", "-c", script], {**task.variables, **offline, **own}, url, "/health", task.home):
+        account = {"email": "admin@localhost", "password": "admin"}
+        key = httpx.post(f"{url}/api/v1/auths/signin", json=account, timeout=WAIT_S).json()["token"]
+        web = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S)
+        with web:
+            (model,) = [each["id"] for each in web.get("/api/models").json()["data"]]
+            body = {"model": model, "messages": [{"role": "user", "content": WORD}]}
+            answer = web.post("/api/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"] == ANSWER

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import socket
-import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -18,31 +16,13 @@ import pytest
 from paceline.core.arrays import Float64Array
 from paceline.server_options import ServerOptions
 from tests.clients.guide import block
+from tests.clients.servers import free_port, served
 from tests.serving.hosted import hosted, scripted
-from tests.serving.processes import poll
 from tests.serving.scripted import SIZE
 from tests.timing import WAIT_S
 
 NAME = "llm.example.org"
 FIRST, REST = 3, 12
-
-
-@contextmanager
-def started(command: list[str], url: str, log: Path) -> Iterator[None]:
-    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, cwd=log.parent) as proxy:
-        try:
-
-            def is_ready() -> bool:
-                assert proxy.poll() is None, log.read_text()
-                try:
-                    return httpx.get(f"{url}/health", headers={"Host": NAME}).status_code == 200
-                except httpx.TransportError:
-                    return False
-
-            poll(is_ready)
-            yield
-        finally:
-            proxy.terminate()
 
 
 def nginx(program: str, settings: str, port: int, folder: Path) -> list[str]:
@@ -69,7 +49,11 @@ def caddy(program: str, settings: str, port: int, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("name", "language", "prepare"), [("nginx", "nginx", nginx), ("caddy", "text", caddy)])
 def test_events_pass_a_proxy_when_they_are_made(
-    name: str, language: str, prepare: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    language: str,
+    prepare: Callable[[str, str, int, Path], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = shutil.which(name)
     if program is None:
@@ -86,14 +70,12 @@ def test_events_pass_a_proxy_when_they_are_made(
         return row
 
     options = ServerOptions(allowed_hosts=(NAME,))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with hosted(lambda: scripted(target=logits, drafts=False), options) as server:
         settings = block("Behind a proxy", language, server.url, page="deploy.md")
         url = f"http://127.0.0.1:{port}"
         body = {"prompt": "b", "max_tokens": FIRST + REST, "stream": True, "temperature": 0}
-        with started(prepare(program, settings, port, tmp_path), url, tmp_path / "log"):  # type: ignore[operator]
+        with served(prepare(program, settings, port, tmp_path), os.environ, url, "/health", tmp_path, NAME):
             headers = {"Host": NAME}
             with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=WAIT_S) as answer:
                 assert answer.status_code == 200
