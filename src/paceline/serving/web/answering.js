@@ -116,6 +116,9 @@ function cutText(answer) {
   return "the context is full, or its time was over";
 }
 
+// A difference that nobody notices.
+const LEVEL = 0.03;
+
 /** What became of an answer, in a line. */
 export function stateText(answer) {
   if (answer.state === "failed") return answer.error.message;
@@ -127,7 +130,8 @@ export function stateText(answer) {
   }
   // An estimate that may be either way stands beside the answer alone.
   const { gain: { expected, low, high } = {} } = answer.gain ? answer : {};
-  const gain = low > 1 || high < 1 ? `, ${gainText(expected)} plain decoding` : "";
+  const isLevel = Math.abs(expected - 1) < LEVEL;
+  const gain = low > 1 || high < 1 ? `, ${isLevel ? "" : `${gainText(expected)} `}as fast as plain decoding` : "";
   const tokens = `${answer.numTokens} tokens, ${speedText(answer.speed)} tokens/s${gain}`;
   return answer.finish === "length" ? `${tokens}; cut off: ${cutText(answer)}` : tokens;
 }

@@ -64,6 +64,8 @@ const FORMULAS = [
 
 const marked = new Marked({
   gfm: true,
+  // Models write poems and addresses without the two spaces that markdown asks for.
+  breaks: true,
   extensions: FORMULAS.map(([level, start, rule]) => ({
     name: `${level}Formula`,
     level,

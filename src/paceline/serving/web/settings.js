@@ -161,7 +161,7 @@ export function Settings({ settings, change, name, defaults }) {
     <div class="field wide">
       <label for=${id("most")}>Max tokens</label>
       <${Box} id=${id("most")} class="num" type="number" min="1" max="1000000" value=${most < 0 ? "" : most}
-        placeholder="all that the context has left" commit=${setMost} />
+        placeholder="the rest of the context" commit=${setMost} />
     </div>
     ${!isRace && html`
       ${check("speculate", "use speculative decoding")}
