@@ -139,7 +139,7 @@ $(GATEWAY)/.installed:
 	$(GATEWAY)/bin/python -m pip --disable-pip-version-check install --quiet 'smg==1.13.0'
 	touch $@
 
-# Agents and libraries of others, in folders of their own. They talk to this machine alone, as their settings say.
+# Agents and libraries of others, in folders of their own, for Python 3.11 and 3.12. Their settings name this machine.
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(BIN)/python -m pytest tests/clients --clients $(CLIENTS)
 
