@@ -128,28 +128,47 @@ function ConversationList({ all, current, take }) {
   </nav>`;
 }
 
+/** Return a reference to what gets the focus once, when it appears. */
+function useFirstFocus() {
+  const element = useRef(null);
+  useEffect(() => element.current.focus(), []);
+  return element;
+}
+
+/** Have `cancel` called by Escape, which then does nothing else. */
+function onEscape(cancel) {
+  return (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    cancel();
+  };
+}
+
+function NameForm({ conversation, done, cancel }) {
+  const [name, setName] = useState(conversation.name);
+  const box = useFirstFocus();
+  return html`<form class="head" onSubmit=${(event) => { event.preventDefault(); done(name.trim()); }} onKeyDown=${onEscape(cancel)}>
+    <input aria-label="Name of the conversation" value=${name} ref=${box} onInput=${(event) => setName(event.target.value)} />
+    <button class="small">Save</button><button type="button" class="small" onClick=${cancel}>Cancel</button>
+  </form>`;
+}
+
 /** The head of a conversation: its name, and what can be done with it. */
 function Head({ conversation, keep, erase, isKept }) {
-  const [name, setName] = useState(null);
+  const [isNaming, setNaming] = useState(false);
   const dialog = useRef(null);
   const close = () => dialog.current.close();
-  if (name !== null) {
-    const rename = (event) => {
-      event.preventDefault();
-      conversation.title = name.trim();
-      conversation.updated = Date.now();
+  if (isNaming) {
+    const rename = (title) => {
+      Object.assign(conversation, { title, updated: Date.now() });
       keep(conversation, true);
-      setName(null);
+      setNaming(false);
     };
-    return html`<form class="head" onSubmit=${rename} onKeyDown=${(event) => event.key === "Escape" && setName(null)}>
-      <input aria-label="Name of the conversation" value=${name} ref=${(input) => input && document.activeElement !== input && input.focus()}
-        onInput=${(event) => setName(event.target.value)} />
-      <button class="small">Save</button><button type="button" class="small" onClick=${() => setName(null)}>Cancel</button>
-    </form>`;
+    return html`<${NameForm} conversation=${conversation} done=${rename} cancel=${() => setNaming(false)} />`;
   }
   return html`<div class="head"><h2>${conversation.name}</h2>
     ${isKept && html`<div class="actions">
-      <button type="button" class="small" onClick=${() => setName(conversation.name)}>Rename</button>
+      <button type="button" class="small" onClick=${() => setNaming(true)}>Rename</button>
       <button type="button" class="small" onClick=${() => save(conversation.name, conversation.exported())}>Export</button>
       <button type="button" class="small" onClick=${() => dialog.current.showModal()}>Delete</button>
     </div>
@@ -166,14 +185,10 @@ function Head({ conversation, keep, erase, isKept }) {
 /** A text that is changed in place. */
 function Editor({ label, text, action, done, cancel }) {
   const [value, setValue] = useState(text);
-  const pressed = (event) => {
-    if (event.key !== "Escape") return;
-    event.stopPropagation();
-    cancel();
-  };
-  return html`<form class="editor" onKeyDown=${pressed} onSubmit=${(event) => { event.preventDefault(); done(value); }}>
-    <textarea aria-label=${label} rows=${Math.min(12, value.split("\n").length + 1)} value=${value} onInput=${(event) => setValue(event.target.value)}
-      ref=${(box) => box && !box.form.contains(document.activeElement) && box.focus()}></textarea>
+  const box = useFirstFocus();
+  return html`<form class="editor" onKeyDown=${onEscape(cancel)} onSubmit=${(event) => { event.preventDefault(); done(value); }}>
+    <textarea aria-label=${label} rows=${Math.min(12, value.split("\n").length + 1)} value=${value} ref=${box}
+      onInput=${(event) => setValue(event.target.value)}></textarea>
     <div class="actions"><button class="small" disabled=${!value.trim()}>${action}</button>
       <button type="button" class="small" onClick=${cancel}>Cancel</button></div>
   </form>`;
