@@ -220,7 +220,7 @@ def test_what_contradicts_itself_is_refused(
     assert "no model" in refused(*folder)
     assert "missing" in refused("--models-dir", str(tmp_path / "missing"))
     assert "--models-dir" in refused(*folder, "-m", "x.gguf")
-    assert "-a is of one model" in refused(*folder, "--alias", "x")
+    assert "-a applies to a single model" in refused(*folder, "--alias", "x")
     for name in ("x.gguf", "x/y.gguf"):
         _write(tmp_path / "same" / name, "")
     assert "'x' is a name of both" in refused("--models-dir", str(tmp_path / "same"))

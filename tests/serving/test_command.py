@@ -115,7 +115,7 @@ def test_a_model_that_is_missing_is_told_in_one_line(refused: Refused, tmp_path:
         (["-zq", "1"], "there is no option -zq"),
         (["--frobnicate"], "--frobnicate"),
         (["stray"], "stray"),
-        (["--embedding", "-md", str(embedded_draft())], "leave -md out"),
+        (["--embedding", "-md", str(embedded_draft())], "leave out -md"),
         (["--reranking", "--pooling", "mean"], "--pooling"),
         (["--temp", "-1"], "temperature"),
         (["-c", "3", "-np", "4", "--no-kv-unified"], "-np"),
