@@ -234,10 +234,10 @@ def test_no_loss_is_left_unexplained() -> None:
     ("per_second", "tokens", "tries"),
     [
         (40.0, [160, 96], [3, 3]),
-        (15.6, [96, 47], [3, 3]),
-        (8.0, [96, 32], [3, 1]),
-        (4.0, [48, 32], [3, 1]),
-        (1.0, [16, 16], [1, 1]),
+        (15.6, [64, 47], [3, 3]),
+        (8.0, [64, 32], [3, 1]),
+        (4.0, [64, 32], [1, 1]),
+        (1.0, [24, 18], [1, 1]),
     ],
 )
 def test_a_slow_machine_has_shorter_answers_and_fewer_races_and_is_told(
