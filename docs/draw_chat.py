@@ -25,7 +25,7 @@ MESSAGES = (
     "of oak, was finshed in 1842 and burned in the same winter. The second, of granite, took eleven yeras.",
     "Repeat the corrected text word for word.",
 )
-OPTIONS = ("--temp", "0", "-n", "120")
+OPTIONS = ("--temp", "0", "-n", "120", "--no-markdown")
 WIDTH, HEIGHT = 110, 36
 _COLOURS = {"brown": "yellow"}
 """Names of pyte that rich has others for."""

@@ -30,7 +30,7 @@ from paceline.options import GenerateOptions, read_options
 from paceline.streams import Generation
 from paceline.terminal_text import printable_line
 
-_INDENT: Final = 18
+_INDENT: Final = 22
 
 _MAX_SHOWN: Final = 60
 """Characters of a message that are shown of it."""
@@ -56,7 +56,7 @@ COMMANDS: Final = (
     _Command("undo", "", "take back the last message and its answer"),
     _Command("reset", "", "clear the conversation; the system prompt stays"),
     _Command("system", "[TEXT]", "set the system prompt and start over; alone, show it"),
-    _Command("set", "[OPTION VALUE]", "change a sampling option (/set temp 0.2); alone, list them"),
+    _Command("set", "[NAME VALUE]", "change a sampling option (/set temp 0.2), or list them"),
     _Command("stats", "", "show the figures of the last answer and of the chat"),
     _Command("save", "FILE", "write the conversation as JSON"),
     _Command("load", "FILE", "continue a saved conversation"),
@@ -106,7 +106,8 @@ class ChatSession:
         self._written: set[Path] = set()
         self._answers: list[Generation] = []
         self.has_failed = False
-        self._console = error_console()
+        # A person's terminal breaks lines between words, where a script's lines stay whole.
+        self._console = error_console(soft_wrap=not sys.stderr.isatty())
         self._system = system
         self._messages: list[Message] = []
         self._left_out: list[Message] = []
@@ -119,7 +120,8 @@ class ChatSession:
         """Say who answers, and what the colours of tokens mean."""
         self._model.chat_prompt("Hello", chat=self._params)
         if not self._as_json and sys.stdout.isatty():
-            self._tell(f"{self._model.target.description}; /help lists commands, Ctrl-D ends the chat")
+            self._tell(self._model.target.description)
+            self._tell("/help lists commands, Ctrl-D ends the chat")
         self._writer = AnswerWriter(
             drafters=[drafter.name for drafter in self._model.drafters], silent=self._as_json, markdown=self._markdown
         )
@@ -294,10 +296,10 @@ class ChatSession:
         """Change an option of the answers that follow, go back to its default, or list all."""
         fields = _settable()
         if not text:
-            for known, each in fields.items():
-                if f"-{known}" in each.flags[0]:
-                    self._tell(f"{known:{_INDENT}} {self._value(each)}")
-            self._tell(f"/set OPTION VALUE changes one, and /set OPTION {_DEFAULT} resets it.")
+            listed = {each.name: (known, each) for known, each in reversed(fields.items())}
+            for known, each in reversed(listed.values()):
+                self._tell(f"{known:{_INDENT}}{self._value(each)}")
+            self._tell(f"/set NAME VALUE changes one, /set NAME {_DEFAULT} resets it.")
             return
         name, _, value = text.partition(" ")
         field = fields.get(name.lstrip("-").replace("_", "-"))

@@ -98,9 +98,9 @@ def output_console(*, soft_wrap: bool = True) -> Console:
     return _PrintableConsole(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, emoji=False)
 
 
-def error_console() -> Console:
-    """Return a console on standard error, where everything but the answer goes."""
-    return _PrintableConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+def error_console(*, soft_wrap: bool = True) -> Console:
+    """Return a console on standard error, where everything but the answer goes; ``soft_wrap`` as for the other."""
+    return _PrintableConsole(stderr=True, highlight=False, soft_wrap=soft_wrap, emoji=False)
 
 
 def print_json(facts: Any) -> None:
