@@ -29,7 +29,7 @@ def test_memory_is_written_with_its_unit(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "12X", "-1G", "1e3M", "12 G B", "½G"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is no size: give a number and a unit, such as 12G or 800M"):
+    with pytest.raises(InputError, match="is not a size: give a number and a unit, such as 12G or 800M"):
         parse_bytes(text)
 
 

@@ -32,7 +32,7 @@ def parse_bytes(text: str) -> int:
     """
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:
-        raise InputError(f"{text!r} is no size: give a number and a unit, such as 12G or 800M")
+        raise InputError(f"{text!r} is not a size: give a number and a unit, such as 12G or 800M")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
@@ -40,7 +40,7 @@ def parse_seconds(text: str) -> float:
     """Return the seconds that a time stands for, such as ``60m``, ``1h30m`` or ``90s``; without a unit, of seconds."""
     found = _TIME.fullmatch(text.strip())
     if found is None or not any(found.groups()):
-        raise InputError(f"{text!r} is no time: give a number and a unit, such as 60m, 1h30m or 90s")
+        raise InputError(f"{text!r} is not a duration: give a number and a unit, such as 60m, 1h30m or 90s")
     hours, minutes, seconds = (float(part or 0.0) for part in found.groups())
     return 3600 * hours + 60 * minutes + seconds
 
@@ -59,7 +59,7 @@ def parse_count(text: str) -> int:
     """Return the number that a count stands for, such as ``32000``, ``32k`` or ``1.5M``: a k is 1,000."""
     found = _COUNTED.fullmatch(text.strip())
     if found is None:
-        raise InputError(f"{text!r} is no count: give a whole number, such as 32000 or 32k")
+        raise InputError(f"{text!r} is not a count: give a whole number, such as 32000 or 32k")
     return int(float(found[1]) * {"": 1, "K": 1_000, "M": 1_000_000}[found[2].upper()])
 
 

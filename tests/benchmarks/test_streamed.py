@@ -161,7 +161,7 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     assert limits_of("740M", None, None) == Limits(740 * MB, None)
     with pytest.raises(InputError, match="--limit 700M is less than --memory 740M"):
         limits_of("740M", "700M", None)
-    with pytest.raises(InputError, match="'fast' is no size"):
+    with pytest.raises(InputError, match="'fast' is not a size"):
         limits_of("740M", None, "fast")
 
 

@@ -181,7 +181,7 @@ def test_a_head_is_examined_as_a_draft_is(invoke: Invoke, tmp_path: Path) -> Non
     assert "a head has other flags in each program" in " ".join(candidate["advice"])
     (tmp_path / "models").mkdir()
     head.rename(tmp_path / "models" / "head.gguf")
-    assert "not tried: head.gguf: is no model but a head" in invoke(*words, str(tmp_path / "models")).err
+    assert "not tried: head.gguf: is not a model but a head" in invoke(*words, str(tmp_path / "models")).err
 
 
 def test_a_head_of_blocks_is_not_examined(invoke: Invoke, tmp_path: Path) -> None:

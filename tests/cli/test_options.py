@@ -234,7 +234,7 @@ def test_models_of_the_hub_and_which_of_two_names_counts(monkeypatch: pytest.Mon
         (("-m", "a", "-hf", "u/m"), "-m and -hf both name the target"),
         (("-m", "a", "-md", "b", "-hfd", "u/m"), "-md and -hfd both name the draft model"),
         (("-m", "a", "-hff", "x.gguf"), "-hff has no effect without -hf"),
-        (("-hf", "m"), "is no model of the hub"),
+        (("-hf", "m"), "is not a model of the hub"),
     ):
         with pytest.raises(InputError, match=words):
             called(*arguments)

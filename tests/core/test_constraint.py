@@ -103,7 +103,7 @@ def test_what_is_forbidden_has_no_probability() -> None:
 
 def test_a_row_that_lacks_what_is_allowed_is_refused() -> None:
     sampler = RowSampler(SamplingParams(), 1, AutomatonConstraint(LINE))
-    with pytest.raises(ConstraintError, match="no token that the model could say may follow here"):
+    with pytest.raises(ConstraintError, match="the grammar allows no token here that the model could produce"):
         sampler.mask(np.array([1.0]), [0, 0])
 
 

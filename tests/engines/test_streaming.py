@@ -185,7 +185,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(exact: Path) -> None:
         InputError,
         match=r"^1M of memory \(`memory`\) are too little for draft-f32\.gguf: it takes [\d.]+[MG] besides its "
         r"layers, and "
-        r"\d+M are the least to stream them through; give [\d.]+[MG], or a shorter context \(`context_length`\)$",
+        r"\d+M are the minimum for streaming them; give [\d.]+[MG], or a shorter context \(`context_length`\)$",
     ):
         LlamaCppEngine(config(exact))
 
@@ -320,7 +320,7 @@ def test_a_finalizer_in_a_thread_that_passes_wait_for_waits_for_none_of_them(
 def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InputError, match="`stream=False` streams none: give one"):
         ModelOptions(embedded_target(), memory="12G", stream=False)
-    with pytest.raises(InputError, match="'12 bananas' is no size: give a number and a unit, such as 12G or 800M"):
+    with pytest.raises(InputError, match="'12 bananas' is not a size: give a number and a unit, such as 12G or 800M"):
         ModelOptions(embedded_target(), memory="12 bananas")
     with pytest.raises(InputError, match="memory is 0, but must be from 1"):
         ModelOptions(embedded_target(), memory=0)

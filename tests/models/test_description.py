@@ -118,7 +118,7 @@ def test_a_folder_with_little_to_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", [-1, [1, 2, 3], "x"])
 def test_odd_entries_of_a_folder_are_one_line(odd: object, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "hf", text_config=odd)
-    with pytest.raises(ModelFileError, match="hf has an entry that is not what it should be") as caught:
+    with pytest.raises(ModelFileError, match="hf has an invalid entry") as caught:
         describe(folder)
     assert "\n" not in str(caught.value)
 

@@ -148,5 +148,5 @@ def test_a_head_is_no_model(architecture: str, tmp_path: Path) -> None:
     from paceline.models.gguf_model import read_gguf_model
 
     path = damaged(tmp_path, ("general.architecture", architecture))
-    with pytest.raises(ModelFileError, match=r"no model but a head that drafts .* whole model"):
+    with pytest.raises(ModelFileError, match=r"not a model but a head that drafts .* whole model"):
         read_gguf_model(path)

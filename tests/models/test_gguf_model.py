@@ -84,11 +84,11 @@ def add_on(path: Path, kind: str | None, architecture: str | None) -> Path:
 @pytest.mark.parametrize(
     ("kind", "architecture", "words"),
     [
-        ("adapter", "llama", "is no model but a LoRA adapter"),
-        ("mmproj", "clip", "is no model but a projector of images"),
-        (None, "clip", "is no model but a projector of images"),
-        ("imatrix", None, "is no model but an importance matrix"),
-        (None, "controlvector", "is no model but a control vector"),
+        ("adapter", "llama", "is not a model but a LoRA adapter"),
+        ("mmproj", "clip", "is not a model but a projector of images"),
+        (None, "clip", "is not a model but a projector of images"),
+        ("imatrix", None, "is not a model but an importance matrix"),
+        (None, "controlvector", "is not a model but a control vector"),
         (None, None, "names no architecture, so it holds no model; give"),
     ],
 )

@@ -348,7 +348,7 @@ def test_where_the_hub_cannot_be_asked_the_cached_model_is_used_with_a_warning(
 ) -> None:
     path = paceline.from_hub("user/tiny")
     hub.status = 503
-    with pytest.warns(ModelWarning, match="answered 503 about user/tiny: user/tiny is used as it lies in the cache"):
+    with pytest.warns(ModelWarning, match="answered 503 about user/tiny: user/tiny is used from the cache"):
         assert paceline.from_hub("user/tiny") == path
     with running_hub() as gone:
         monkeypatch.setenv("HF_ENDPOINT", gone.endpoint)

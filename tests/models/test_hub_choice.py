@@ -129,7 +129,7 @@ def test_what_there_is_is_said_where_the_choice_fails(
     "reference", ["", "m", "u/m/x", "/m", "u/", "u /m", "u/m:", "u/m:a:b", "u/..", "a--b/m", "https://h/u/m", "-u/m"]
 )
 def test_what_is_no_name_of_the_hub_is_refused(reference: str) -> None:
-    with pytest.raises(InputError, match=r"is no model of the hub: give user/repo or user/repo:quant \(`repo`\)"):
+    with pytest.raises(InputError, match=r"is not a model of the hub: give user/repo or user/repo:quant \(`repo`\)"):
         HubModel.parse(reference)
 
 

@@ -266,7 +266,7 @@ Make = Callable[[], Policy]
 @pytest.mark.parametrize(
     ("asked", "loaded", "words"),
     [
-        ("auto", FixedPolicy, "policy 'auto' cannot be had of a model that was loaded with policy 'fixed', without "
+        ("auto", FixedPolicy, "policy 'auto' is not available on a model loaded with policy 'fixed', without "
          "costs to plan by: leave policy out, give 'fixed', or load the model with policy 'auto' .--policy auto."),
         ("profile-ev", lambda: AutoPolicy(CURVE), "loaded with policy 'auto': leave policy out, give 'fixed', or load"),
         ("heuristic", lambda: ProfileEvPolicy(CURVE), "loaded with policy 'profile-ev': leave"),

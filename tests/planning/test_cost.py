@@ -138,8 +138,8 @@ def changed(path: str, value: object) -> object:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ([], "no cost profile"),
-        ({"format": "something"}, "no cost profile"),
+        ([], "not a cost profile"),
+        ({"format": "something"}, "not a cost profile"),
         (changed("version", 0), "version 0"),
         (changed("version", "1"), "version 1"),
         (changed("target", None), "damaged"),

@@ -223,8 +223,8 @@ class TestProfileEv:
         (lambda: ProfileEvPolicy(STAIRS, look_ahead=0), "look-ahead of 0"),
         (lambda: ProfileEvPolicy(STAIRS, draft_max=0), "up to 0 tokens"),
         (lambda: build_policy("best"), "unknown policy 'best': choose from"),
-        (lambda: build_policy("profile-ev"), "needs to know what passes cost"),
-        (lambda: build_policy("heuristic", fixed=FixedPolicy(3)), "finds draft lengths by itself"),
+        (lambda: build_policy("profile-ev"), "needs measured costs of passes"),
+        (lambda: build_policy("heuristic", fixed=FixedPolicy(3)), "chooses draft lengths itself"),
     ],
 )
 def test_bad_settings(build: object, message: str) -> None:

@@ -185,5 +185,5 @@ class TestByHand:
             decode(engine, [0], SamplingParams(allowed_token_ids=(9,)), StopRules(1))
         with pytest.raises(InputError, match="token id 9 of stop_token_ids is not in the vocabulary of 4"):
             decode(engine, [0], SamplingParams(), StopRules(1, stop_token_ids=(9,)))
-        with pytest.raises(SamplingError, match="no token of `allowed_token_ids` may follow here"):
+        with pytest.raises(SamplingError, match="no token of `allowed_token_ids` is possible here"):
             RowSampler(SamplingParams(allowed_token_ids=(1,))).emit(np.array([0.0, -math.inf]), 0, [])

@@ -133,7 +133,7 @@ class ChatTemplate:
         try:
             check_items((given, data))
         except LimitError as error:
-            raise InputError(f"what is given to the chat template {error}; give less") from None
+            raise InputError(f"the input of the chat template {error}; give less") from None
         return self._render_messages(template, _mark(given), _mark(data), add_generation_prompt)
 
     def _render_messages(self, template: Any, messages: Any, data: dict[str, Any], is_open: bool) -> MarkedText:

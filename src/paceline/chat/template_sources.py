@@ -85,7 +85,7 @@ def check_is_chat_model(path: Path, replaced_by: str | Path | None) -> None:
 
 def no_template_error(path: Path) -> CapabilityError:
     return CapabilityError(
-        f"{path.name} has no chat template, as models have none that only continue texts: have it continue a "
+        f"{path.name} has no chat template, as models without one only continue texts: have it continue a "
         "text (`generate`), or give a template (`template_file`)"
     )
 

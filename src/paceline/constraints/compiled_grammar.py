@@ -307,7 +307,7 @@ class GrammarConstraint:
         return True
 
     def _rejection_error(self, token_id: int) -> ConstraintError:
-        return ConstraintError(f"token {token_id} may not follow here in an answer that keeps to {self._grammar.name}")
+        return ConstraintError(f"token {token_id} is not allowed here by {self._grammar.name}")
 
     def _state_error(self) -> ConstraintError | None:
         """Return the error of a state that failed by itself, and not by what it was given."""

@@ -249,7 +249,7 @@ class ConstraintCompiler:
 
 
 def _empty_grammar_error(source: Source) -> ConstraintError:
-    return ConstraintError(f"{source.name} allows no text at all: no answer could keep to it")
+    return ConstraintError(f"{source.name} allows no text at all, so it has no valid answer")
 
 
 def _build_byte_tokenizer() -> Any:

@@ -277,7 +277,7 @@ class _Parser:
                 raise self.error(f"expected {_HEX_DIGITS[escape]} hexadecimal digits after \\{escape}", place)
             point = int(digits, 16)
             if point > _LAST or (not surrogates and _SURROGATES[0] <= point <= _SURROGATES[1]):
-                raise self.error(f"\\{escape}{digits} is no character", place)
+                raise self.error(f"\\{escape}{digits} is not a character", place)
             return point
         if not escape or escape not in _ESCAPES:
             raise self.error(f"\\{escape} is not known: write a character as it is, or as \\xXX or \\uXXXX", place)
@@ -316,7 +316,7 @@ class _Parser:
         if least > MAX_REPEATED:
             raise self.error(f"{least:,} repetitions, and the most is {MAX_REPEATED:,}", place)
         if most is not None and most < least:
-            raise self.error(f"from {least} to {most} repetitions is no number at all", place)
+            raise self.error(f"from {least} to {most} repetitions is not a range", place)
         return least, most if most is None or most <= MAX_REPEATED else None
 
 

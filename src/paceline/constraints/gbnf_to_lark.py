@@ -94,12 +94,12 @@ def _resolve_token(named: str, vocabulary: Vocabulary) -> int:
     if named.startswith("<[") and named.endswith("]>"):
         number = named[2:-2]
         if not (number.isascii() and number.isdecimal() and int(number) < vocabulary.size):
-            raise ConstraintError(f"{named[:40]} names no token: this model has those from 0 to {vocabulary.size - 1}")
+            raise ConstraintError(f"{named[:40]} is not a token of this model, which has 0 to {vocabulary.size - 1}")
         return int(number)
     found = vocabulary.tokenize(named, add_special=False, parse_special=True) if len(named) <= _LONGEST_NAME else []
     spelled = [vocabulary.token_spelling(token_id) for token_id in found]
     if len(found) != 1 or spelled != [named.encode()]:
-        raise ConstraintError(f"{named[:40]} is no single token of this model: put a text in quotes")
+        raise ConstraintError(f"{named[:40]} is not a single token of this model: put a text in quotes")
     return found[0]
 
 

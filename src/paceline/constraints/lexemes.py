@@ -212,7 +212,7 @@ class _Builder:
             case Repeat():
                 return self._repeat(node)
             case Token():
-                raise AssertionError("a token is no character")
+                raise AssertionError("a token is not a character")
 
     def _repeat(self, node: Repeat) -> _Part:
         if node.most == 0:

@@ -126,7 +126,7 @@ def write_schema(schema: Any, whitespace: Whitespace = "short", *, strict: bool 
     """
     SchemaBudget().take(schema)
     if schema is False:
-        raise ConstraintError("the JSON schema is false and allows no text at all: no answer could keep to it")
+        raise ConstraintError("the JSON schema is false and allows no text at all, so it has no valid answer")
     # Its own settings are no part of the standard, and a user's were refused.
     whole = json.loads(json.dumps(schema)) if isinstance(schema, dict) else {}
     whole = prepare_schema(whole, strict=strict, closed=closed).schema

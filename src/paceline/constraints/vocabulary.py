@@ -42,7 +42,7 @@ class TokenTable:
     def __init__(self, vocabulary: Vocabulary) -> None:
         if not vocabulary.end_ids:
             raise CapabilityError(
-                "this model has no end-of-generation token, so an answer that keeps to a grammar could not end: "
+                "this model has no end-of-generation token, so an answer under a grammar could not end: "
                 "leave the grammar out, or use a model that has one"
             )
         self.eos_token_id = min(vocabulary.end_ids)

@@ -384,7 +384,7 @@ class SamplingParams:
                 object.__setattr__(self, "allowed_token_ids", allowed)
                 if not allowed:
                     raise SamplingError(
-                        "allowed_token_ids is empty, so nothing could be said: name tokens, or leave it out"
+                        "allowed_token_ids is empty, so no token could be generated: name tokens, or leave it out"
                     )
         if len({*self.order}) < len(self.order) or not {*self.order} <= {LLAMA_CPP_ORDER[0], *OFF}:
             raise SamplingError(

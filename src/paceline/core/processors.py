@@ -133,7 +133,7 @@ def _allowed_tokens(params: SamplingParams) -> Processor | None:
         indices, _ = _find_candidates(candidates, token_ids)
         if len(indices) == 0 or candidates.logits[indices].max() == -math.inf:
             raise SamplingError(
-                "no token of `allowed_token_ids` may follow here: allow others, or leave it out",
+                "no token of `allowed_token_ids` is possible here: allow others, or leave it out",
                 field="allowed_token_ids",
             )
         return candidates.keep(indices)

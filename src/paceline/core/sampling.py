@@ -358,7 +358,7 @@ class RowSampler:
         row = np.full_like(logits, -np.inf)
         np.copyto(row[:size], logits[:size], where=mask[:size])
         if row.max() == -np.inf:
-            raise ConstraintError("no token that the model could say may follow here by the grammar: widen the grammar")
+            raise ConstraintError("the grammar allows no token here that the model could produce: widen the grammar")
         return row
 
     def candidates(self, logits: FloatArray, history: Sequence[int]) -> Candidates:

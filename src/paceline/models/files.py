@@ -87,9 +87,7 @@ def explain_damaged_entries(path: Path) -> Iterator[None]:
         yield
     except OF_DAMAGED_ENTRIES as error:
         why = str(error).partition("\n")[0][:_LONGEST_REASON]
-        raise ModelFileError(
-            f"{path} has an entry that is not what it should be ({type(error).__name__}: {why}); fetch it again"
-        ) from error
+        raise ModelFileError(f"{path} has an invalid entry ({type(error).__name__}: {why}); fetch it again") from error
 
 
 def read_json_if_present(path: Path) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def check_values(path: Path, header: GgufHeader, *, may_be_head: bool = False) -
         check_range("nextn_predict_layers", 0, layers, "layers of this model")
         if not may_be_head and is_mtp_file(header):
             raise ModelFileError(
-                f"{path} is no model but a head that drafts for one ({architecture}.nextn_predict_layers is "
+                f"{path} is not a model but a head that drafts for one ({architecture}.nextn_predict_layers is "
                 f"{predicting}, and there are no layers before these); give the file of the whole model"
             )
     _check_experts(path, said, architecture)

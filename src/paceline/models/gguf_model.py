@@ -147,6 +147,6 @@ def _check_holds_model(path: Path, said: Mapping[str, Value], *, may_be_head: bo
     architecture = said.get("general.architecture")
     kind = _TYPE_OF_ARCHITECTURE.get(str(architecture), said.get("general.type"))
     if kind in _NO_MODELS and not (kind == "head" and may_be_head):
-        raise ModelFileError(f"{path} is no model but {_NO_MODELS[str(kind)]}")
+        raise ModelFileError(f"{path} is not a model but {_NO_MODELS[str(kind)]}")
     if not isinstance(architecture, str):
         raise ModelFileError(f"{path} names no architecture, so it holds no model; give the file of a model")

@@ -37,7 +37,7 @@ def check_model_folder(folder: Path, *, may_be_head: bool = False) -> None:
                 check_is_file(path)
         if not may_be_head and (kind := head_kind(folder)) is not None:
             raise ModelFileError(
-                f"{folder} is no model but a head that drafts for one ({kind}): give the folder of the whole model"
+                f"{folder} is not a model but a head that drafts for one ({kind}): give the folder of the whole model"
             )
         return
     gguf_files = sorted(path.name for path in folder.glob("*.gguf") if not is_later_part(path))

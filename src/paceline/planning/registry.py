@@ -73,13 +73,13 @@ def build_policy(
     if name == "fixed":
         return fixed or FixedPolicy()
     if fixed is not None:
-        raise InputError(f"policy {name!r} finds draft lengths by itself: leave out `draft_max` and the like")
+        raise InputError(f"policy {name!r} chooses draft lengths itself: leave out `draft_max` and the like")
     if name == "accept-ratio":
         return AcceptRatioPolicy()
     if name == "heuristic":
         return HeuristicPolicy()
     if costs is None:
-        raise InputError(f"policy {name!r} needs to know what passes cost: measure it with paceline profile")
+        raise InputError(f"policy {name!r} needs measured costs of passes: measure them with paceline profile")
     if name == "profile-ev":
         return ProfileEvPolicy(costs)
     draft_max = _deepest(costs)
@@ -142,7 +142,7 @@ def check_asked(speculation: SpeculationParams, loaded: Policy, drafters: Sequen
     if asked != name:
         is_costless = asked in COST_POLICIES and name not in COST_POLICIES
         raise InputError(
-            f"policy {asked!r} cannot be had of a model that was loaded with policy {name or type(loaded).__name__!r}"
+            f"policy {asked!r} is not available on a model loaded with policy {name or type(loaded).__name__!r}"
             f"{', without costs to plan by' if is_costless else ''}: leave policy out, give 'fixed', or load the model "
             f"with policy {asked!r} (--policy {asked})",
             field="policy",

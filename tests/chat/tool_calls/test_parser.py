@@ -497,7 +497,7 @@ def test_a_broken_call_of_a_models_own_template_is_content() -> None:
 
 
 def test_a_template_that_is_none_is_refused() -> None:
-    with pytest.raises(ModelFileError, match="the response template of a/model is none"):
+    with pytest.raises(ModelFileError, match="the response template of a/model cannot be used"):
         ToolCallParser(ToolCallFormat("a/model", {"fields": 1}), TOOLS)
 
 

@@ -77,7 +77,7 @@ def test_a_template_without_calls_describes_no_format() -> None:
 
 @pytest.mark.parametrize("template", [None, "json", [], {}, {"fields": []}, {"fields": None}])
 def test_what_is_no_template_is_named(template: Any) -> None:
-    with pytest.raises(ModelFileError, match="response template of a/model is none"):
+    with pytest.raises(ModelFileError, match="response template of a/model cannot be used"):
         parse_response_template(template, "a/model")
 
 

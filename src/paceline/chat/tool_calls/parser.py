@@ -467,4 +467,6 @@ def load_template(template: Mapping[str, Any], name: str) -> Any:
         return load(dict(template))
     except (ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise ModelFileError(f"the response template of {name} is none: {reason}; leave it out, or mend it") from None
+        raise ModelFileError(
+            f"the response template of {name} cannot be used: {reason}; leave it out, or correct it"
+        ) from None

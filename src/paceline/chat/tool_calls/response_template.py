@@ -58,7 +58,9 @@ def parse_response_template(template: Any, origin: str) -> ToolCallFormat | None
     """
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping):
-        raise ModelFileError(f"the response template of {origin} is none: it has no fields; leave it out, or mend it")
+        raise ModelFileError(
+            f"the response template of {origin} cannot be used: it has no fields; leave it out, or correct it"
+        )
     calls = fields.get(FIELD)
     if not isinstance(calls, Mapping):
         return None

@@ -170,7 +170,7 @@ def _look(reference: HubModel, cached: Path | None) -> _Listing | None:
         if cached is None:
             raise fault.error() from None
         warnings.warn(
-            f"{fault.why}: {reference} is used as it lies in the cache, without a look for a newer one",
+            f"{fault.why}: {reference} is used from the cache, without checking for a newer version",
             ModelWarning,
             stacklevel=4,
         )

@@ -54,7 +54,7 @@ class HubModel:
         found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
         if found is None or "--" in reference or ".." in reference:
             raise InputError(
-                f"{shown(reference)} is no model of the hub: give user/repo or user/repo:quant (`repo`), such as "
+                f"{shown(reference)} is not a model of the hub: give user/repo or user/repo:quant (`repo`), such as "
                 "ggml-org/gemma-3-1b-it-GGUF:Q8_0"
             )
         quant = found["quant"] or ""
@@ -63,7 +63,7 @@ class HubModel:
         if file is not None and not isinstance(file, str):
             raise InputError(f"the file (`file`) is {shown(file)}: give its path in the repository as a text")
         if token is not None and not isinstance(token, str):
-            raise InputError("the token (`token`) is no text: give it as huggingface.co shows it")
+            raise InputError("the token (`token`) is not a text: give it as huggingface.co shows it")
         if token is not None and not _TOKEN.fullmatch(token):
             # The token must not be seen in a terminal or a log.
             raise InputError("the token (`token`) is empty or has spaces in it: give it as huggingface.co shows it")

@@ -238,7 +238,7 @@ class CostProfile:
             InputError: it is something else, of another version, or its figures make no sense.
         """
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
-            raise InputError("this is no cost profile: measure one with paceline profile")
+            raise InputError("this is not a cost profile: measure one with paceline profile")
         if data.get("version") != PROFILE_VERSION:
             raise InputError(
                 f"this cost profile is of version {data.get('version')}, and only {PROFILE_VERSION} can be read: "
