@@ -257,7 +257,7 @@ class ServerOptions:
         object.__setattr__(self, "prefix", self.prefix.rstrip("/"))
         if self.prefix and (not self.prefix.startswith("/") or set("{}?# ") & set(self.prefix)):
             raise InputError(
-                f"`prefix` {self.prefix!r} is no path: begin it with /, without {{}}?# and spaces", field="prefix"
+                f"`prefix` {self.prefix!r} is not a path: begin it with /, without {{}}?# and spaces", field="prefix"
             )
         if -1 < self.sleep_idle_s <= 0:
             raise InputError(

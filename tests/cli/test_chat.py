@@ -471,7 +471,7 @@ def test_what_the_template_knows_nothing_of_ends_the_chat_at_its_beginning(chat:
     for options in (("--reasoning", "off"), ("--reasoning-effort", "high"), ("--reasoning-budget", "3")):
         outcome = chat("Hello", options=(*SHORT, *options))
         assert (outcome.status, outcome.out) == (2, "")
-        assert "chatml.jinja has no place for " in outcome.err
+        assert "chatml.jinja does not support " in outcome.err
         assert outcome.err.count("\n") == 1
 
 
@@ -498,7 +498,7 @@ def test_variables_of_the_template(chat: Chat, templates: Path) -> None:
 
 def test_the_environment_sets_defaults_of_chats(chat: Chat, monkeypatch: pytest.MonkeyPatch, templates: Path) -> None:
     monkeypatch.setenv("PACELINE_REASONING", "off")
-    assert "has no place for reasoning" in chat("Hello").err
+    assert "does not support reasoning" in chat("Hello").err
     monkeypatch.setenv("PACELINE_REASONING", "auto")
     monkeypatch.setenv("PACELINE_FORGET", "false")
     assert "--no-forget" in chat("x y z " * 100, options=(*SHORT, "-c", "64")).err

@@ -76,7 +76,7 @@ def test_serve_takes_it_too() -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "why"),
     [
-        ("target", "self:Q9", r"self:Q9: 'Q9' is no type to quantise to; choose from .*"),
+        ("target", "self:Q9", r"self:Q9: 'Q9' is not a type to quantise to; choose from .*"),
         ("target", "self:F16", r".* in F16 has 26\.\d MB, and the target has 14\.1 MB: a draft has to be smaller; .*"),
         ("target", "self:IQ2_XS", r".* takes an importance matrix; choose another, such as Q2_K or Q4_0"),
         ("hf", "self", r"a draft of its own \(-md self\) is quantised from a GGUF file, and hf is a folder: .*"),

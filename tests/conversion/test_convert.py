@@ -766,9 +766,9 @@ def test_scores_and_merges_by_hand() -> None:
         ({"vocab_size": 10**9}, "vocab_size in config.json is 1000000000"),
         ({"max_position_embeddings": 10**30}, "max_position_embeddings in config.json is 10{30}"),
         ({"hidden_size": "x" * 5000}, "hidden_size in config.json is of type str"),
-        ({"architectures": 1}, "config.json has an entry that is not what it should be"),
-        ({"layer_types": [[]]}, "config.json has an entry that is not what it should be"),
-        ({"gguf_metadata": "x"}, "config.json has an entry that is not what it should be"),
+        ({"architectures": 1}, "config.json has an invalid entry"),
+        ({"layer_types": [[]]}, "config.json has an invalid entry"),
+        ({"gguf_metadata": "x"}, "config.json has an invalid entry"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps in config.json is nan"),
         ({"rope_theta": 1e39}, "not above 0 and at most 1e"),
         ({"rope_theta": float("inf")}, "not above 0 and at most 1e"),
@@ -792,7 +792,7 @@ def test_a_tokenizer_with_odd_entries_is_one_line(own_folder: Path, tmp_path: Pa
     edit_json(own_folder / "tokenizer_config.json", add_bos_token=..., add_eos_token=...)
     for odd in ({"single": [], "type": "TemplateProcessing"}, {"processors": 1}, [1]):
         path.write_text(json.dumps({**sound, "post_processor": odd}))
-        with pytest.raises(ModelFileError, match=r"tokenizer\.json has an entry that is not what it should be"):
+        with pytest.raises(ModelFileError, match=r"tokenizer\.json has an invalid entry"):
             folder_to_gguf(own_folder, tmp_path / "model.gguf")
 
 
@@ -806,7 +806,7 @@ def test_a_tokenizer_with_odd_entries_is_one_line(own_folder: Path, tmp_path: Pa
         ({"llama.attention.value_length": 2}, "value_length"),
         ({"tokenizer.ggml.model": "t5"}, "'t5'; gpt2 and llama"),
         ({"split.count": 3}, "the first of 3 parts"),
-        ({"general.type": "adapter"}, "no model but a LoRA adapter"),
+        ({"general.type": "adapter"}, "not a model but a LoRA adapter"),
         ({"llama.block_count": None}, "lacks llama.block_count"),
         ({"llama.block_count": 1}, "blk.1"),
         ({"llama.feed_forward_length": 5}, "sizes ask for"),
@@ -909,7 +909,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "neither tokenizer.json nor tokenizer.model"),
     "tokenizer cut off": (_truncate("tokenizer.json", 0.5), "tokenizer.json is not valid JSON"),
-    "tokenizer of nothing": (_write("tokenizer.json", b"{}"), "an entry that is not what it should be"),
+    "tokenizer of nothing": (_write("tokenizer.json", b"{}"), "an invalid entry"),
 }
 
 

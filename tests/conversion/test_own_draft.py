@@ -75,9 +75,9 @@ def test_a_name_asks_for_the_target_s_own_draft_or_for_another_model(name: objec
 
 @pytest.mark.parametrize("name", ["self:Q9", "self:", "self:Q4_0:2"])
 def test_a_type_that_there_is_none_of_is_refused_with_those_there_are(name: str) -> None:
-    with pytest.raises(InputError, match=rf"^{name}: '.*' is no type to quantise to; choose from .*Q4_0.*Q2_K"):
+    with pytest.raises(InputError, match=rf"^{name}: '.*' is not a type to quantise to; choose from .*Q4_0.*Q2_K"):
         OwnDraft.parse(name)
-    with pytest.raises(InputError, match="is no type to quantise to"):
+    with pytest.raises(InputError, match="is not a type to quantise to"):
         make_own_draft(DRAFT, name.partition(":")[2])
 
 
@@ -368,7 +368,7 @@ def test_load_refuses_what_has_no_draft_of_its_own_before_it_loads(
     monkeypatch.setattr("paceline.api._open", lambda *arguments, **options: pytest.fail("it was loaded"))
     with pytest.raises(ModelFileError, match="is a folder: convert it"):
         paceline.load(write_folder(tmp_path / "hf"), draft="self")
-    with pytest.raises(InputError, match="is no type to quantise to"):
+    with pytest.raises(InputError, match="is not a type to quantise to"):
         paceline.load(draft="self:Q9")
 
 
@@ -383,5 +383,5 @@ def test_its_options_beside_a_target_are_those_of_that_target() -> None:
     target = ModelOptions(embedded_target(), context_length=256, threads=2)
     beside = DraftOptions("self", context_length=0, threads=1).beside(target)
     assert (beside.path, beside.context_length, beside.threads) == ("self", 4096, 1)
-    with pytest.raises(InputError, match="is no type to quantise to"):
+    with pytest.raises(InputError, match="is not a type to quantise to"):
         open_pair(target, DraftOptions("self:Q9").beside(target))

@@ -210,7 +210,7 @@ def test_what_goes_against_it_is_refused() -> None:
     with pytest.raises(InputError, match="leave out `cache_type_v=f16`"):
         open_engine(ModelOptions(embedded_target(), exact=True, cache_type_v="f16"))
     pytest.importorskip("torch", reason="needs paceline[torch]")
-    with pytest.raises(CapabilityError, match=r"exactness \(`exact`\) means nothing to torch_hf"):
+    with pytest.raises(CapabilityError, match=r"exactness \(`exact`\) has no effect on torch_hf"):
         open_engine(ModelOptions(".", engine="torch_hf", exact=True))
 
 

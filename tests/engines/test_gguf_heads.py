@@ -330,7 +330,7 @@ def test_heads_of_other_architectures_are_refused(tmp_path: Path) -> None:
     gemma4, assistant = write_gemma4(tmp_path / "gemma4.gguf"), write_gemma4_assistant(tmp_path / "assistant.gguf")
     of_three_layers = r"models of llama, qwen3, qwen35, qwen35moe, qwen3moe do"
     for model, head, why in (
-        (qwen, mtp("mtp-wide", only_mtp=True, heads=4), r"no head of .*: its width is 64, not 32; give the head"),
+        (qwen, mtp("mtp-wide", only_mtp=True, heads=4), r"not a head for .*: its width is 64, not 32; give the head"),
         ("target", layer, r"gives no states for this head .* of gemma4, qwen35, qwen35moe do"),
         (gemma4, layer, r"a head for a model of qwen35, and .* is one of gemma4: give the head"),
         (qwen, assistant, r"a head for a model of gemma4, and .* is one of qwen35: give the head"),
@@ -383,7 +383,7 @@ def test_a_layer_in_a_file_of_its_own_says_the_same(scene: Scene, target: LlamaC
     alone = write_model(tmp_path / "mtp-qwen35.gguf", "qwen35", tokenizer="bytes", mtp=True, only_mtp=True)
     rows = [say(target, open_head(target, where))() for where in (None, alone)]
     np.testing.assert_array_equal(rows[0], rows[1])
-    with pytest.raises(ModelFileError, match="no model but a head"):
+    with pytest.raises(ModelFileError, match="not a model but a head"):
         paceline.load(alone)
     options = ModelOptions(scene.path, threads=2, context_length=128, cache_type_k="f32", flash_attention=False)
     for draft in (alone, "mtp", paceline.DraftOptions(alone)):

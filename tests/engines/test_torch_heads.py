@@ -458,7 +458,7 @@ def test_a_head_is_known_for_what_it_is(folder: Path, tmp_path: Path, capfd: pyt
     assert answer.stats.num_accepted > 0
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
-    with pytest.raises(ModelFileError, match=r"is no model but a head that drafts for one \(eagle3\): give the folder"):
+    with pytest.raises(ModelFileError, match=r"not a model but a head that drafts for one \(eagle3\): give the folder"):
         paceline.load(head)
     assert describe(head, may_be_head=True).architecture == "eagle3"
     assert engine_for(head) == "torch_hf"

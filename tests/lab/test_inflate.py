@@ -369,7 +369,7 @@ BAD_SHAPES: dict[str, tuple[LlamaShape | str, dict[str, Any], str]] = {
     "heads": (replace(LARGE, heads=20, kv_heads=6), {}, "20 heads cannot share 6 kv heads evenly: take 5 kv heads"),
     "odd heads": (replace(LARGE, head_size=65), {}, "head size 65 is odd"),
     "few kv heads": (replace(LARGE, heads=16, kv_heads=1), {}, "take at least 2 kv heads"),
-    "head size": (replace(LARGE, head_size=96), {}, "head size 96 is no multiple of the source's 64"),
+    "head size": (replace(LARGE, head_size=96), {}, "head size 96 is not a multiple of the source's 64"),
     "vocabulary": (LARGE, {"vocab_size": 300}, "vocabulary 300 is less than the source's 384"),
     "no room to ban": (replace(LARGE, width=256), {"vocab_size": 1000}, "width 256 leaves no room to ban"),
 }

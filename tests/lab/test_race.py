@@ -125,14 +125,14 @@ def test_a_recording_says_the_same_when_it_is_read_again() -> None:
 
 @pytest.mark.parametrize("facts", [{}, {"prompt": ""}, {"prompt": "", "plain": None, "speculative": {}}, []])
 def test_what_is_no_recording_is_told(facts: object) -> None:
-    with pytest.raises(InputError, match="no recorded race"):
+    with pytest.raises(InputError, match="not a recorded race"):
         Race.from_json(facts)  # type: ignore[arg-type]
 
 
 def test_an_empty_lane_is_no_recording() -> None:
     facts = raced().to_json()
     facts["plain"]["pieces"] = []
-    with pytest.raises(InputError, match="no recorded race"):
+    with pytest.raises(InputError, match="not a recorded race"):
         Race.from_json(facts)
 
 

@@ -64,8 +64,8 @@ def test_of_many_lines_of_json_the_last_one_read_is_whole(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("my.jsonl", "{", "line 1: this is no JSON"),
-        ("my.jsonl", "[" * 100_000, "line 1: this is no JSON"),
+        ("my.jsonl", "{", "line 1: this is not JSON"),
+        ("my.jsonl", "[" * 100_000, "line 1: this is not JSON"),
         ("my.jsonl", '"a"\n{"prompt": 3}', "line 2: there is no text"),
         ("my.jsonl", "[1]", "line 1: there is no text"),
         ("my.txt", " \n\n", "holds no text"),

@@ -338,7 +338,7 @@ def test_an_end_is_not_asked_for_from_within_a_round() -> None:
 
     class Asking(ForcedDrafter):
         def grow(self, jobs: Sequence[DraftJob]) -> list[bool]:
-            with pytest.raises(BusyError, match="the end of a reasoning was asked for from within a round"):
+            with pytest.raises(BusyError, match="the end of a reasoning was requested within a round"):
                 loop.end_reasoning(jobs[0].request)
             refused.append(True)
             return [False] * len(jobs)

@@ -45,12 +45,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"json_schema": False}, "json_schema", "allows no"),
     ({"grammar": 'root ::= "a" )'}, "grammar", "line 1"),
     ({"grammar": "root ::= root"}, "grammar", "never ends"),
-    ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar", "json_schema and grammar both say"),
+    ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar", "json_schema and grammar both constrain"),
     ({"guided_regex": "("}, "guided_regex", "the regular expression cannot be used"),
     ({"guided_choice": []}, "guided_choice", "give one text or more"),
-    ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "3 is no text"),
+    ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "3 is not a text"),
     ({"json_schema": {"pattern": "a" * 600_000}}, "json_schema", "bytes, and the most is"),
-    ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "ends where that ends"),
+    ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "ends where the grammar ends"),
 ]
 
 

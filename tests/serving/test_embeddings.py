@@ -185,7 +185,7 @@ def test_what_a_model_was_not_made_for_is_refused_in_words(embedding: Hosted, ra
     for path, body in (("/completion", {"prompt": "a"}), ("/v1/chat/completions", {"messages": messages})):
         assert "/v1/embeddings" in embedding.refusal(path, body, 404)["message"]
         assert "/v1/rerank" in ranking.refusal(path, body, 404)["message"]
-    assert "was not made to rank" in embedding.refusal("/v1/rerank", {"query": "a", "documents": ["b"]})["message"]
+    assert "is not a reranker" in embedding.refusal("/v1/rerank", {"query": "a", "documents": ["b"]})["message"]
     assert "/v1/rerank" in ranking.refusal("/v1/embeddings", {"input": "a"})["message"]
     assert "--embedding" in server.refusal("/v1/embeddings", {"input": "a"}, 404)["message"]
 

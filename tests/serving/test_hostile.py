@@ -106,7 +106,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "repetition": ({"grammar": 'root ::= "a"{1000000000}'}, "grammar", "line 1, column 13: 1,000,000,000"),
     "left recursion": ({"grammar": 'root ::= x "a"\nx ::= root "b"'}, "grammar", "the rule root never ends"),
     "missing rule": ({"grammar": 'root ::= "a" nope'}, "grammar", "line 1, column 14: there is no rule named nope"),
-    "missing token": ({"grammar": 'root ::= "a" <nope>'}, "grammar", "line 1, column 14: <nope> is no single token"),
+    "missing token": ({"grammar": 'root ::= "a" <nope>'}, "grammar", "line 1, column 14: <nope> is not a single token"),
     "regex of nothing": ({"guided_regex": r"[^\x00-\x{10FFFF}]"}, "guided_regex", "allows no text at all"),
     "huge regex": ({"guided_regex": "(x+x+)+y" * 2_000}, "guided_regex", "16,000 bytes, and the most is 8,000"),
     "schema in a grammar": (

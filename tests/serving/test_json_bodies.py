@@ -15,7 +15,7 @@ from tests.timing import assert_grows_with_length_alone
 
 TOO_LARGE = "the number is too large; the largest is about 1.8e308"
 TOO_LONG = "an integer has to fit into 64 bits"
-UNPAIRED = "half a surrogate pair is no character; send both halves, or the character itself"
+UNPAIRED = "half a surrogate pair is not a character; send both halves, or the character itself"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_each_refusal_is_one_line(body: bytes, message: str) -> None:
     "body", [b"[" * 100_000, b'{"a":' * 100_000, b'{"x":"]]","a":' + b"[{}, " * 70 + b'{"b":[' * 70]
 )
 def test_deep_nesting_is_refused_with_its_place(body: bytes) -> None:
-    with pytest.raises(BodyError, match=r"^the body nests deeper than 128 levels at line 1, column \d+$"):
+    with pytest.raises(BodyError, match=r"^the body is nested deeper than 128 levels at line 1, column \d+$"):
         read_json(body)
 
 
@@ -198,7 +198,7 @@ def test_names_as_long_as_they_may_be_are_read_wherever_they_begin(monkeypatch: 
 @pytest.mark.parametrize("num_brackets", [200, 20_000])
 def test_deep_nesting_behind_blanks_is_refused(num_brackets: int) -> None:
     """Where there was no place to cut, more is read before the next look, and the body may be over by then."""
-    with pytest.raises(BodyError, match=r"^the body nests deeper than 128 levels at line 1, column 70133$"):
+    with pytest.raises(BodyError, match=r"^the body is nested deeper than 128 levels at line 1, column 70133$"):
         read_json(b'{"a":' + b" " * 70_000 + b"[" * num_brackets + b"]" * num_brackets + b"}")
 
 

@@ -112,7 +112,7 @@ def test_log_probabilities_are_counted_before_an_answer_is_taken(path: str, fiel
             assert error["param"] == name
             assert error["message"] == (
                 "10 log-probabilities a token for 2 answers of up to 51 tokens come to 1,020, and at most 1,000 are "
-                "taken: ask for fewer, set a smaller max_tokens, or start the server with a larger "
+                "accepted: request fewer, set a smaller max_tokens, or start the server with a larger "
                 "--max-answer-logprobs"
             )
         # Without a number of tokens, as many as there is room for.
@@ -151,7 +151,7 @@ async def test_requests_wait_for_room_for_log_probabilities() -> None:
         assert refused.status == 429
         assert refused.head.headers["retry-after"] == "1"
         told = refused.json()["error"]["message"]
-        assert "4 requests of this client wait for room" in told
+        assert "4 requests of this client are waiting for room" in told
         assert told.endswith("set a smaller max_tokens")
         refused = await server.post("/v1/completions", {"prompt": "abc", "n_predict": 100, "logprobs": 9})
         assert refused.json()["error"]["message"].endswith("set a smaller n_predict")

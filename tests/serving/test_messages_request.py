@@ -231,7 +231,7 @@ def test_what_claude_code_sends(template: str) -> None:
         assert message["usage"]["input_tokens"] == 1
         warned = message["warnings"]
         assert warned[0] == (
-            "output_config.effort changed nothing: the model's chat template knows nothing of levels of reasoning"
+            "output_config.effort changed nothing: the model's chat template does not support levels of reasoning"
         )
         assert warned[1] == "tools: the model's chat template knows none, so the model is told of none"
         assert ["put together" in warning for warning in warned[2:]] == ([] if template == CHATML else [True])

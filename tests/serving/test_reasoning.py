@@ -116,8 +116,8 @@ def test_an_answer_that_does_not_reason_says_so() -> None:
 
 # Settings that clients send whatever the model is
 
-NOTHING_OF_REASONING: Final = "changed nothing: the model's chat template knows nothing of reasoning"
-NOTHING_OF_LEVELS: Final = "changed nothing: the model's chat template knows nothing of levels of reasoning"
+NOTHING_OF_REASONING: Final = "changed nothing: the model's chat template does not support reasoning"
+NOTHING_OF_LEVELS: Final = "changed nothing: the model's chat template does not support levels of reasoning"
 
 OFF: Final[tuple[dict[str, Any], ...]] = (
     {"enable_thinking": False},

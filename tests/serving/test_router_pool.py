@@ -240,12 +240,12 @@ async def test_a_model_that_cannot_be_loaded_says_why_to_all_who_wait(monkeypatc
     Scene.holds_loading = True
     waiting = [asyncio.create_task(scene.lease("a")) for _ in range(3)]
     await scene.until(lambda: bool(scene.started))
-    scene.started[0].end(1, "a.gguf is no model")
+    scene.started[0].end(1, "a.gguf is not a model")
     for each in waiting:
-        with pytest.raises(RefusedError, match=r"could not be loaded: a\.gguf is no model"):
+        with pytest.raises(RefusedError, match=r"could not be loaded: a\.gguf is not a model"):
             await each
     # It is not tried again at once, unless somebody says so.
-    with pytest.raises(RefusedError, match="no model"):
+    with pytest.raises(RefusedError, match="not a model"):
         await scene.lease("a")
     assert len(scene.started) == 1
     Scene.holds_loading = False

@@ -98,7 +98,7 @@ def test_only_names_of_files_in_the_folder_are_taken(server: Hosted, filename: s
     [
         ("/slots/2?action=move", NAME, "save, restore or erase"),
         ("/slots/2", NAME, "save, restore or erase"),
-        ("/slots/2?action=save", {}, "takes a filename"),
+        ("/slots/2?action=save", {}, "save needs a filename"),
         ("/slots/2?action=save", {"filename": 5}, "filename"),
         ("/slots/4?action=save", NAME, "there is no slot 4: they are 0 to 3"),
         ("/slots/-1?action=erase", {}, "there is no slot -1"),

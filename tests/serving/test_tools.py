@@ -179,9 +179,9 @@ def _with_name(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"tools": [{"type": "function"}]}, "tools", "tools[0] is no function"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0] is not a function"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "tools[0].function has no name"),
-        ({"tools": [{**NOW, "type": "web"}]}, "tools", "tools[0] is no function"),
+        ({"tools": [{**NOW, "type": "web"}]}, "tools", "tools[0] is not a function"),
         ({"tools": [NOW] * 129}, "tools", "129 tools: at most 128"),
         ({"tool_choice": "often"}, "tool_choice", "tool_choice is 'often'"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "there are no tools"),
@@ -259,4 +259,4 @@ def test_the_template_is_told_of_tools_as_templates_know_them(calling: Hosted) -
     told = {"name": "f", "description": "", "parameters": {}, "return": {"type": "string"}}
     assert json.dumps([{"type": "function", "function": told}]) in prompt
     error = calling.refusal("/apply-template", {"messages": messages, "tools": [{"type": "web"}]})
-    assert (error["param"], "tools[0] is no function" in error["message"]) == ("tools", True)
+    assert (error["param"], "tools[0] is not a function" in error["message"]) == ("tools", True)

@@ -75,7 +75,7 @@ def add_beginning(
     if markers is None:
         if reasoning:
             raise InputError(
-                f"the chat template of {origin} has no place for reasoning: leave out reasoning_content of the last "
+                f"the chat template of {origin} does not support reasoning: leave out reasoning_content of the last "
                 "message"
             )
         return opening + content, False

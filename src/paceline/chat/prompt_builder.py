@@ -273,7 +273,7 @@ class ChatPromptBuilder:
         ).items():
             asked = _EFFORT if params.reasoning_effort == _NO_EFFORT and name == "reasoning" else name
             raise InputError(
-                f"the chat template of {self.template.origin} has no place for {what}: leave out "
+                f"the chat template of {self.template.origin} does not support {what}: leave out "
                 f"`{asked}={getattr(params, asked)!r}`",
                 field=asked,
             )

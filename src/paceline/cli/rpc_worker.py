@@ -112,7 +112,7 @@ def _find_address(host: str) -> str:
     try:
         return socket.gethostbyname(host)
     except (OSError, UnicodeError):
-        raise InputError(f"--host {host} is no address of this machine: give an IPv4 address") from None
+        raise InputError(f"--host {host} is not an address of this machine: give an IPv4 address") from None
 
 
 def _check_reach(host: str, address: str, *, allow_public: bool) -> str | None:

@@ -73,8 +73,8 @@ class OwnDraft:
         known = self.file_type.upper()
         if known not in file_types():
             raise InputError(
-                f"{OWN_DRAFT}:{self.file_type}: {self.file_type!r} is no type to quantise to; choose from "
-                f"{', '.join(file_types())}, or leave it to paceline with {OWN_DRAFT}"
+                f"{OWN_DRAFT}:{self.file_type}: {self.file_type!r} is not a type to quantise to; choose from "
+                f"{', '.join(file_types())}, or let paceline choose with {OWN_DRAFT}"
             )
         object.__setattr__(self, "file_type", known)
 

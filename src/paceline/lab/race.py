@@ -190,7 +190,7 @@ class Race:
             lanes = _parse_lane(facts["plain"]), _parse_lane(facts["speculative"])
             return cls(facts["prompt"], *lanes, divergence=facts["divergence"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"this is no recorded race ({error!r}): record one with paceline demo --json") from None
+            raise InputError(f"this is not a recorded race ({error!r}): record one with paceline demo --json") from None
 
 
 def run_race(

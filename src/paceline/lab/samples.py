@@ -91,7 +91,7 @@ def read_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     for number, said in _parse_json_lines(path, content):
         if not isinstance(said, dict):
-            raise InputError(f"{path}, line {number}: this is no JSON object")
+            raise InputError(f"{path}, line {number}: this is not a JSON object")
         yield number, said
 
 
@@ -103,7 +103,7 @@ def _parse_json_lines(path: Path, content: str) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError):
-            raise InputError(f"{path}, line {number}: this is no JSON; name a file of plain text otherwise") from None
+            raise InputError(f"{path}, line {number}: this is not JSON; rename the file if it is plain text") from None
 
 
 def cut_pieces(content: str, count: int) -> Iterator[str]:

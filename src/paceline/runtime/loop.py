@@ -163,7 +163,7 @@ class DecodingLoop:
             verifier = verifier or self.make_verifier(len(prompt_ids), params, rules, speculation, constraint)
             if rules.ignore_end and verifier.sampler.is_constrained:
                 raise ConstraintError(
-                    "an answer that keeps to a grammar ends where that ends: leave out `ignore_end`, or the grammar",
+                    "an answer under a grammar ends where the grammar ends: leave out `ignore_end`, or the grammar",
                     field="ignore_end",
                 )
             request = Request(next(_IDS), prompt_ids, params, rules, speculation, verifier, cache, logprobs)
@@ -324,7 +324,7 @@ class DecodingLoop:
     def _refuse_within_a_round(self, what: str) -> None:
         if self._busy:
             raise BusyError(
-                f"{what} was asked for from within a round of the same model, as by a drafter or a policy: ask for it "
+                f"{what} was requested within a round of the same model, such as by a drafter or a policy: request it "
                 "between rounds"
             )
 

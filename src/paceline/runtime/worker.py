@@ -301,8 +301,8 @@ class Worker:
             )
         if self.is_current:
             raise BusyError(
-                "a model was asked for something from within one of its own rounds, as by a drafter, a policy or a "
-                "finalizer: ask between rounds, from another thread"
+                "a model was called within one of its own rounds, such as by a drafter, a policy or a "
+                "finalizer: call it between rounds, from another thread"
             )
 
     def call(self, function: Callable[[], _T]) -> _T:

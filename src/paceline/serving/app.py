@@ -206,9 +206,7 @@ def _no_such_route(request: Request) -> PacelineError:
     ]
     if not offered:
         # In llama-server's words first, which its clients may know.
-        return NotFoundError(
-            f"File Not Found: there is no path {shown(path)} here, and /openapi.json lists what there is"
-        )
+        return NotFoundError(f"File Not Found: there is no path {shown(path)} here; /openapi.json lists the paths")
     return WrongMethodError(f"{shown(path)} does not take {shown(method)}: send {' or '.join(offered)}", offered)
 
 
@@ -294,7 +292,7 @@ class Handlers:
 
     async def metrics(self, request: Request) -> PlainTextResponse:
         if not self._server.options.metrics:
-            raise NotOfferedError("this server offers no metrics: start it with `metrics=True`")
+            raise NotOfferedError("this server has no metrics: start it with `metrics=True`")
         self._server.host.check()
         metrics = self._server.metrics
         assert metrics is not None
@@ -452,7 +450,7 @@ class Handlers:
 
     async def slots(self, request: Request, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
         if not self._server.options.slots:
-            raise NotOfferedError("this server does not tell what is under way: start it with `slots=True`")
+            raise NotOfferedError("this server does not list its slots: start it with `slots=True`")
         if self._server.host.asleep is not None:
             asleep: list[dict[str, Any]] = self._server.host.asleep["slots"]
             return asleep
@@ -467,9 +465,9 @@ class Handlers:
         server, scope = self._server, request.scope
         warned = self._collect_warnings(body)
         if server.options.slot_save_path is None:
-            raise NotOfferedError("this server keeps no slot files: start it with `slot_save_path`")
+            raise NotOfferedError("this server stores no slot files: start it with `slot_save_path`")
         if action not in ("save", "restore", "erase"):
-            raise FieldError("action", f"action {shown(action)} is none: it is save, restore or erase")
+            raise FieldError("action", f"action {shown(action)} is unknown: give save, restore or erase")
         served, board = server.host.served, server.board
         text = board.text(number, get_namespace(scope))
         offload = functools.partial(self._share(request).offload, Kind.UPKEEP)
@@ -478,7 +476,7 @@ class Handlers:
             board.set_text(number, None)
             return {"id_slot": number, **told, **warned}
         if body.filename is None:
-            raise FieldError("filename", f"to {action} a slot takes a filename")
+            raise FieldError("filename", f"{action} needs a filename")
         path = slot_path(server.options.slot_save_path, body.filename)
         if action == "save":
             told = await offload(lambda: save_slot(served, text, path, scope))

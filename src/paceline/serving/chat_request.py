@@ -91,7 +91,7 @@ def _iter_settings(body: ChatSettings) -> Iterator[tuple[str, str, Any]]:
     if len(variables) > _MAX_VARIABLES:
         raise FieldError(
             "chat_template_kwargs",
-            f"chat_template_kwargs has {len(variables)} variables: at most {_MAX_VARIABLES} are taken",
+            f"chat_template_kwargs has {len(variables)} variables: at most {_MAX_VARIABLES} are accepted",
         )
     variables = dict(variables)
     yield (
@@ -150,7 +150,7 @@ def drop_unfollowed(
         template: of the model.
     """
     params = convert_level_to_switch(params, template)
-    unused = {name: f"knows nothing of {what}" for name, what in find_unsupported_options(params, template).items()}
+    unused = {name: f"does not support {what}" for name, what in find_unsupported_options(params, template).items()}
     if refuses_level(params, template):
         unused["reasoning_effort"] = f"refuses the level {shown(params.reasoning_effort)}"
     # A model that does not reason does no less than was asked, and its reasoning is of no length.
@@ -333,13 +333,13 @@ def _check_tools(tools: Sequence[Any]) -> None:
     for number, tool in enumerate(tools):
         _check_tool(tool, f"tools[{number}]")
     if len(tools) > _MAX_TOOLS:
-        raise FieldError("tools", f"{len(tools)} tools: at most {_MAX_TOOLS} are taken")
+        raise FieldError("tools", f"{len(tools)} tools: at most {_MAX_TOOLS} are accepted")
 
 
 def _check_tool(tool: Any, place: str) -> None:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise FieldError("tools", f"{place} is no function: give its type function, and a function with a name")
+        raise FieldError("tools", f"{place} is not a function: give it the type function, and a function with a name")
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise FieldError("tools", f"{place}.function has no name: give one")
     if not isinstance(function.get("parameters", {}), dict | None):

@@ -32,7 +32,7 @@ def read_constraint(given: Mapping[str, Any], forms: Mapping[str, Mapping[str, A
     found = list(_find_constraints(given, forms))
     if len(found) > 1:
         first, second = found[0].field, found[1].field
-        raise FieldError(second, f"{first} and {second} both say what the answer is to keep to: leave one of them out")
+        raise FieldError(second, f"{first} and {second} both constrain the answer: leave one of them out")
     return found[0] if found else None
 
 
@@ -91,7 +91,7 @@ def _read_schema(value: Any) -> Source:
 def _text_reader(make: Callable[[str], Source]) -> Callable[[Any], Source]:
     def made(value: Any) -> Source:
         if not isinstance(value, str):
-            raise ConstraintError(f"{shown(value)} is no text: give one")
+            raise ConstraintError(f"{shown(value)} is not a text: give one")
         return make(value)
 
     return made
@@ -99,7 +99,7 @@ def _text_reader(make: Callable[[str], Source]) -> Callable[[Any], Source]:
 
 def _read_choice(value: Any) -> Source:
     if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
-        raise ConstraintError(f"{shown(value)} is no list of texts: give one text or more")
+        raise ConstraintError(f"{shown(value)} is not a list of texts: give one text or more")
     return Choice(value)
 
 

@@ -94,7 +94,7 @@ def _resolve(host: str, port: int) -> list[tuple[Any, ...]]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise InputError(f"`host` {host} is no address of this machine: {error.strerror or error}") from None
+        raise InputError(f"`host` {host} is not an address of this machine: {error.strerror or error}") from None
     # A file of names may say a thing twice, and name what is switched off, as IPv6 often is.
     return [each for each in dict.fromkeys(found) if _can_bind(each)] or found[:1]
 

@@ -109,7 +109,7 @@ async def rerank(server: Server, request: Request, kind: Kind, body: RerankBody,
     served = server.host.embedder
     embedder = served.embedder
     if embedder.engine.pooling != "rank":
-        raise CapabilityError(f"{served.id} was not made to rank documents: serve a reranker")
+        raise CapabilityError(f"{served.id} is not a reranker: serve one")
     is_tei = body.texts is not None
     name, given = ("texts", body.texts) if is_tei else ("documents", body.documents)
     if is_tei and body.documents is not None:
@@ -177,7 +177,7 @@ def _read_inputs(given: Any, name: str) -> list[list[TextOrId]]:
     is_several = isinstance(given, list) and not any(isinstance(item, int) for item in given)
     items = given if is_several else [given]
     if len(items) > MAX_TEXTS:
-        raise FieldError(name, f"{name} has {len(items)} texts: at most {MAX_TEXTS} are taken at once; send parts")
+        raise FieldError(name, f"{name} has {len(items)} texts: at most {MAX_TEXTS} are accepted at once; send parts")
     return [_read_content(item, name) if _has_content(item) else read_prompt(item, name) for item in items]
 
 

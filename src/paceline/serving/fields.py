@@ -280,7 +280,8 @@ def check_known(extra: Mapping[str, Any], *, strict: bool) -> list[str]:
             if not NEUTRAL[name].is_neutral(value):
                 raise FieldError(
                     name,
-                    f"{name} is {shown(value)}, which this server cannot do, and it would change the answer: "
+                    f"{name} is {shown(value)}, which this server does not support, and ignoring "
+                    "it would change the answer: "
                     f"{NEUTRAL[name].way_out}",
                 )
         elif strict:

@@ -412,7 +412,7 @@ def _read_stops(given: Sequence[str | Sequence[str]], name: str, most: int) -> t
 
 def _read_order(given: str | Sequence[str]) -> tuple[str, ...]:
     if len(given) > _MAX_STEPS:
-        raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MAX_STEPS} are taken")
+        raise FieldError("samplers", f"samplers names {len(given)} sampling steps: at most {_MAX_STEPS} are accepted")
     with in_names_of({"order": "samplers"}):
         return read_samplers(given)
 

@@ -360,7 +360,7 @@ def _not_an_object(value: Any) -> BodyError:
 
 
 def _too_deep(place: str) -> BodyError:
-    return BodyError(f"the body nests deeper than {MAX_LEVELS} levels at {place}")
+    return BodyError(f"the body is nested deeper than {MAX_LEVELS} levels at {place}")
 
 
 def _duplicate_field(name: str) -> BodyError:
@@ -387,7 +387,7 @@ def _check_pairs(source: _Source) -> None:
     for found in _ESCAPES.finditer(source.text):
         if found[1]:
             raise BodyError(
-                f"the body has {_shorten(found[0])} at {source.place(found.start())}: half a surrogate pair is no "
+                f"the body has {_shorten(found[0])} at {source.place(found.start())}: half a surrogate pair is not a "
                 "character; send both halves, or the character itself"
             )
 

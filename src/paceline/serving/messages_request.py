@@ -183,7 +183,7 @@ def _read_block(block: Mapping[str, Any], place: str) -> list[str]:
         raise FieldError(
             "messages", f"{place}.{kind}: {kind} input is not supported, as this model reads text alone: leave it out"
         )
-    raise FieldError("messages", f"{place} is of type {shown(kind)}, which cannot be read here: give text")
+    raise FieldError("messages", f"{place} is of type {shown(kind)}, which is not supported here: give text")
 
 
 def _text_in(block: Mapping[str, Any], name: str, place: str) -> str:

@@ -271,5 +271,5 @@ class ModelHost:
     def _report(self, share: float) -> None:
         if self._given_up:
             # No KeyboardInterrupt, which would end the event loop wherever it is.
-            raise ClosedError("the server ended before its model was loaded")
+            raise ClosedError("the server stopped before its model was loaded")
         self.share = share

@@ -124,7 +124,8 @@ async def prepare_infill(
         if num_bytes > _MAX_INFILL_BYTES:
             raise FieldError(
                 "input_prefix",
-                f"the texts have {num_bytes} bytes: at most {_MAX_INFILL_BYTES} are taken; send what is near the gap",
+                f"the texts have {num_bytes} bytes: at most {_MAX_INFILL_BYTES} are "
+                "accepted; send what is near the gap",
             )
         context, rows = served.context_length, settings.infill_tokens
         if rows >= context:
@@ -191,7 +192,7 @@ async def prepare_chat(
     params, names = read_chat_params(body, served.chat)
     if served.template is None:
         raise CapabilityError(
-            f"{served.id} has no chat template, as models have none that only continue texts: use /v1/completions, or "
+            f"{served.id} has no chat template, as models without one only continue texts: use /v1/completions, or "
             "start the server with `template_file`"
         )
     try:
@@ -416,7 +417,7 @@ def read_mixed(content: Any, name: str) -> list[TextOrId]:
     if isinstance(content, list) and all(isinstance(item, str) or _is_id(item) for item in content):
         num_texts = sum(isinstance(item, str) for item in content)
         if num_texts > MAX_TEXTS:
-            raise FieldError(name, f"{name} is made of {num_texts} texts: at most {MAX_TEXTS} are taken; join them")
+            raise FieldError(name, f"{name} is made of {num_texts} texts: at most {MAX_TEXTS} are accepted; join them")
         return list(content)
     raise FieldError(name, f"{name} is {shown(content)}: give a text, token ids, or both in a list")
 

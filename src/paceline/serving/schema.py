@@ -460,7 +460,7 @@ def validate_body(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
         BodyError: there are too many.
     """
     if len(body) > _MAX_FIELDS:
-        raise BodyError(f"the body has {len(body)} fields: at most {_MAX_FIELDS} are taken, and far fewer are known")
+        raise BodyError(f"the body has {len(body)} fields: at most {_MAX_FIELDS} are accepted")
     try:
         return model.model_validate(body)
     except ValidationError as error:

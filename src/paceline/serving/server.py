@@ -139,8 +139,7 @@ class Server:
         """Count a request that has passes of texts, unless too many of this client do."""
         if self._embedding[client] > self.options.max_waiting:
             raise QueueFullError(
-                f"{self._embedding[client]} requests of this client wait for their passes, and no more may: "
-                "ask again later"
+                f"{self._embedding[client]} requests of this client are waiting, which is the limit: ask again later"
             )
         self._embedding[client] += 1
         try:
@@ -236,7 +235,7 @@ class Server:
                 raise FieldError(
                     "prompt_logprobs" if generation.num_prompt_logprobs is not None else "echo",
                     f"log-probabilities of {num_read} tokens of prompts and of what is answered come to {listed:,}, "
-                    f"and at most {most:,} are taken: ask for fewer, send less at once, or start the server with a "
+                    f"and at most {most:,} are accepted: request fewer, send less at once, or start the server with a "
                     "larger `max_answer_logprobs`",
                 )
         if listed > most:
@@ -245,7 +244,7 @@ class Server:
             raise FieldError(
                 generation.names.get("logprobs", "logprobs"),
                 f"{each} log-probabilities a token for {answers} {max(lengths)} tokens come to {listed:,}, and at most "
-                f"{most:,} are taken: ask for fewer, set a smaller {generation.names['max_tokens']}, or start the "
+                f"{most:,} are accepted: request fewer, set a smaller {generation.names['max_tokens']}, or start the "
                 "server with a larger `max_answer_logprobs`",
             )
         return listed

@@ -191,12 +191,12 @@ class _WritingEngine(Engine, Protocol):
 def slot_path(folder: str | None, filename: str) -> Path:
     """Return where a file of this name lies; refuses names of anything but a file in the folder."""
     if folder is None:
-        raise NotOfferedError("this server keeps no slot files: start it with `slot_save_path`")
+        raise NotOfferedError("this server stores no slot files: start it with `slot_save_path`")
     is_plain = filename == Path(filename).name and "\\" not in filename and filename.isprintable()
     if not is_plain or filename.startswith(".") or not 0 < len(filename.encode("utf-8", "replace")) <= _MAX_NAME:
         raise FieldError(
             "filename",
-            f"filename {shown(filename)} is no name of a slot file: give one without a path, of 1 to {_MAX_NAME} "
+            f"filename {shown(filename)} is not a name for a slot file: give one without a path, of 1 to {_MAX_NAME} "
             "bytes, that does not begin with a dot",
         )
     return Path(folder) / filename

@@ -202,7 +202,7 @@ class Shares:
         if not waiting and self.take(key, amount):
             return
         if len(waiting) >= most_waiting:
-            raise QueueFullError(f"{len(waiting)} requests of this client wait for room, and no more may")
+            raise QueueFullError(f"{len(waiting)} requests of this client are waiting for room, which is the limit")
         turn = object()
         waiting.append(turn)
         try:

@@ -23,7 +23,7 @@ def test_port_is_optional(text: str, address: Address) -> None:
 
 @pytest.mark.parametrize("text", ["", ":50052", "a:b", "a:0", "a:65536", "a b:1", "user@a:1", "tcp://a:1", "a:1:2"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="no address of a worker") as caught:
+    with pytest.raises(InputError, match="not the address of a worker") as caught:
         parse_address(text)
     assert caught.value.field == "rpc"
 

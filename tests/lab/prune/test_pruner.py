@@ -137,7 +137,7 @@ def test_what_does_not_run_any_more_is_refused(tmp_path: Path, monkeypatch: pyte
 
     read = measuring.read_tokens
     monkeypatch.setattr(measuring, "read_tokens", leave_numbers_out)
-    with pytest.raises(InputError, match="no numbers"):
+    with pytest.raises(InputError, match="no finite numbers"):
         prune(Asked(width=0.2)).make(tmp_path / "out.gguf")
 
     def keep_one(*given: Any) -> Any:

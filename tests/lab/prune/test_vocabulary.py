@@ -141,7 +141,7 @@ def test_a_vocabulary_that_changes_texts_is_refused(draft: GGUFFile, tmp_path: P
     with (
         open_vocabulary(ModelOptions(draft.path)) as before,
         open_vocabulary(ModelOptions(path)) as after,
-        pytest.raises(ModelFileError, match="does not give a text back"),
+        pytest.raises(ModelFileError, match="does not reproduce a text"),
     ):
         check_spelling(before, after, ["the text"])
 

@@ -58,7 +58,7 @@ class LlamaCppEmbedder:
         model, self._keep_alive, remarks = read_model(options)
         try:
             if api.llama_model_has_encoder(model) and api.llama_model_has_decoder(model):
-                raise CapabilityError(f"{path} turns a text into another one: no vector stands for it")
+                raise CapabilityError(f"{path} is an encoder-decoder model, which has no vectors for texts")
             self.vocabulary = GgufVocabulary(model)
             self.context_length = choose_context_length(
                 options.context_length,
@@ -81,7 +81,7 @@ class LlamaCppEmbedder:
             is_rank = self.pooling == "rank"
             self.width = int((api.llama_model_n_cls_out if is_rank else api.llama_model_n_embd_out)(model))
             if is_rank and not any(name.startswith("cls") for name in read_gguf_model(path).header.tensors):
-                raise CapabilityError(f"{path} was not made to rank documents: give a reranker, or ask for its vectors")
+                raise CapabilityError(f"{path} is not a reranker: give one, or request vectors")
             warn(path, [*remarks, *more])
         except BaseException:
             free_model(model, self._context)

@@ -131,7 +131,8 @@ def _check_fits(model: Any, head: HeadFile, path: Path, target: LoadedModel) -> 
     for what, found, due in checks:
         if found != due:
             raise CapabilityError(
-                f"{path} is no head of {Path(target.options.path).name}: its {what} is {found}, not {due}; give the "
+                f"{path} is not a head for {Path(target.options.path).name}: its {what} "
+                f"is {found}, not {due}; give the "
                 "head that was made for this model, or leave it out"
             )
 

@@ -103,7 +103,7 @@ def too_little(options: ModelOptions, room: Room, least_bytes: int) -> Unstreama
         ways_out += ", a smaller draft model (`draft`), or none (`drafters=['suffix']`)"
     return UnstreamableError(
         f"{format_memory(room.total_bytes)} of memory (`memory`) are too little for {Path(options.path).name}: {what}, "
-        f"and {format_memory(least_bytes)} are the least to stream them through; give "
+        f"and {format_memory(least_bytes)} are the minimum for streaming them; give "
         f"{format_memory(besides_bytes + least_bytes)}, or {ways_out}"
     )
 

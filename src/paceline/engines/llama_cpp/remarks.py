@@ -65,8 +65,8 @@ def warn(path: Path, remarks: list[str]) -> None:
     """Issue one ``ModelWarning`` with all remarks on a model, if there are any."""
     if remarks:
         warnings.warn(
-            f"{path} may write other text than its makers meant; llama.cpp says: {'; '.join(remarks)}; a newer "
-            "conversion of the model may mend that",
+            f"{path} may write other text than it should; llama.cpp says: {'; '.join(remarks)}; a newer "
+            "conversion of the model may fix that",
             ModelWarning,
             stacklevel=2,
         )

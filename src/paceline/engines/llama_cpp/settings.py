@@ -135,7 +135,7 @@ def check_options(options: ModelOptions, batch_rows: int | None, output_rows: in
     """Refuse what this engine does not know, or cannot have."""
     if options.dtype is not None:
         raise CapabilityError(
-            f"`dtype` {options.dtype} means nothing to llama_cpp, which runs a GGUF file in the types it was "
+            f"`dtype` {options.dtype} has no effect on llama_cpp, which runs a GGUF file in the types it was "
             "written in: leave it out"
         )
     for name, value, lowest, highest in (

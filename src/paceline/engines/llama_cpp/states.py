@@ -153,7 +153,8 @@ def read_head(path: Path) -> HeadFile:
         head = _mtp_layer(header)
         if head is None:
             raise CapabilityError(
-                f"{path} is no head that can be run here: one MTP layer for {', '.join(sorted(MTP_ARCHITECTURES))} can"
+                f"{path} is not a head that can be run here: one MTP layer for "
+                f"{', '.join(sorted(MTP_ARCHITECTURES))} can"
             )
         return head
     if said.get("general.architecture") == "dflash":
@@ -256,7 +257,7 @@ def check_reads_cache(path: Path, target: Path) -> None:
     layers = _layers(own, "gemma4-assistant")
     if last is None or not layers or any(shape not in last for shape in layers):
         raise CapabilityError(
-            f"{path} is no head of {target.name}: the keys and values that it reads are not those of the last two "
+            f"{path} is not a head for {target.name}: the keys and values that it reads are not those of the last two "
             "layers; give the head that was made for this model"
         )
 

@@ -62,7 +62,7 @@ def read_model(
             if options.override_tensors and "regular expression" in why:
                 patterns = ", ".join(pattern for pattern, _ in options.override_tensors)
                 raise InputError(
-                    f"a tensor override among {patterns} (`override_tensors`) is no regular expression: {why}"
+                    f"a tensor override among {patterns} (`override_tensors`) is not a regular expression: {why}"
                 )
             raise native.model_file_error(path, lines)
         return model, keep_alive, of_model(lines)

@@ -51,7 +51,7 @@ def parse_address(text: str) -> Address:
             field="rpc",
         )
     raise InputError(
-        f"{shown(text)} (`rpc`) is no address of a worker: write HOST:PORT, such as 10.0.0.2:{DEFAULT_PORT}",
+        f"{shown(text)} (`rpc`) is not the address of a worker: write HOST:PORT, such as 10.0.0.2:{DEFAULT_PORT}",
         field="rpc",
     )
 

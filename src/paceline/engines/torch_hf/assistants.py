@@ -175,7 +175,7 @@ def _load(path: Path, target: Any) -> Any:
     for name, has, wanted in pairs:
         if has != wanted:
             raise CapabilityError(
-                f"{path} is no head of this target: its {name} is {has}, not {wanted}; give the assistant that was "
+                f"{path} is not a head for this target: its {name} is {has}, not {wanted}; give the assistant that was "
                 "made for this model, or leave it out"
             )
     # All tokens are as good as those of the likeliest groups, and what a row says does not hang on its neighbours.

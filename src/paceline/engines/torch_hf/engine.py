@@ -87,7 +87,7 @@ def _refuse_foreign(options: ModelOptions) -> None:
     }
     for option, given in unused.items():
         if given:
-            raise CapabilityError(f"{option} means nothing to torch_hf: leave it out, or use `engine='llama_cpp'`")
+            raise CapabilityError(f"{option} has no effect on torch_hf: leave it out, or use `engine='llama_cpp'`")
 
 
 def _check_limits(context_length: int | None, max_rows: int, max_sequences: int, cells: int | None) -> None:

@@ -104,7 +104,8 @@ def read_eagle(folder: Path, *, num_layers: int | None, width: int | None) -> Ea
         said = config.get("target_hidden_size") or width
         if said != width:
             raise CapabilityError(
-                f"{folder} is no head of this target: its target's width is {shown(said)}, not {width}; give the head "
+                f"{folder} is not a head for this target: its target's width is {shown(said)}, "
+                f"not {width}; give the head "
                 "that was made for this model, or leave it out"
             )
         return EagleFile(folder, shape, _layers_read(folder, config, num_layers), width, **norms)

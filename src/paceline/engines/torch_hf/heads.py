@@ -237,7 +237,8 @@ def _draft_ids(folder: Path, weights: dict[str, torch.Tensor], vocab_size: int, 
     ids = offsets.long().cpu() + torch.arange(len(offsets))
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < len(ids):
         raise CapabilityError(
-            f"{folder} is no head of this target: its tokens (d2t) are not all among the {vocab_size} that this has, "
+            f"{folder} is not a head for this target: its tokens (d2t) are not all among "
+            f"the {vocab_size} that this has, "
             "each once; give the head that was made for this model"
         )
     return ids
@@ -257,7 +258,7 @@ def _check_weights(folder: Path, weights: Mapping[str, torch.Tensor], wanted: Ma
     for name, tensor in wanted.items():
         if weights[name].shape != tensor.shape:
             raise CapabilityError(
-                f"{folder} is no head of this target: {name} is {tuple(weights[name].shape)}, and "
+                f"{folder} is not a head for this target: {name} is {tuple(weights[name].shape)}, and "
                 f"{tuple(tensor.shape)} would fit; give the head that was made for this model"
             )
 

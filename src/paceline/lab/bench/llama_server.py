@@ -52,7 +52,7 @@ def check_llama_server(executable: Path, target: ModelOptions, draft: ModelOptio
     """
     for options in (target, draft):
         if options is not None and engine_for(Path(options.path)) != "llama_cpp":
-            raise InputError(f"--against runs GGUF files only, and {options.path} is none: leave it out")
+            raise InputError(f"--against runs GGUF files only, and {options.path} is not one: leave it out")
     if not executable.is_file():
         problem = "is a folder" if executable.is_dir() else "does not exist"
         raise InputError(f"{executable} {problem}: give the path of llama-server")

@@ -140,7 +140,7 @@ def measure(
     )
     if not written:
         raise NoAnswerError(
-            "none of the target's answers says anything, as they loop or end at once: sample them (`temperature` 0.8), "
+            "none of the target's answers can be used, as they loop or end at once: sample them (`temperature` 0.8), "
             "or give another text"
         )
     drafters = (*LOOKUPS, *(() if engines.draft is None else (DRAFT,)))

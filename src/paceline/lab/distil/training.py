@@ -317,7 +317,9 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
         self.losses.append(float(torch.stack(self._of_step).mean()))
         self._of_step.clear()
         if not math.isfinite(self.losses[-1]):
-            raise EngineError(f"the loss is no number at step {state.global_step}: try a smaller learning rate (--lr)")
+            raise EngineError(
+                f"the loss is not a number at step {state.global_step}: try a smaller learning rate (--lr)"
+            )
         self._report(state.global_step, state.max_steps, _mean(self.losses[-_AVERAGED:]) or 0.0)
         ends = self.stopped() or self.done_share() >= 1.0
         control.should_training_stop = control.should_training_stop or ends

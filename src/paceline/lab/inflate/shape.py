@@ -61,7 +61,7 @@ _BITS: Final = {
 def find_file_type(name: str) -> str:
     """Return the name of a file type as :data:`FILE_TYPES` has it, whatever its case."""
     if name.upper() not in FILE_TYPES:
-        raise InputError(f"file type {name!r} is none a model can be inflated to: choose from {', '.join(FILE_TYPES)}")
+        raise InputError(f"file type {name!r} cannot be used for inflating: choose from {', '.join(FILE_TYPES)}")
     return name.upper()
 
 
@@ -127,7 +127,7 @@ def check_holds(shape: LlamaShape, source: LlamaShape) -> None:
             )
     if shape.head_size % source.head_size:
         raise InputError(
-            f"head size {shape.head_size} is no multiple of the source's {source.head_size}, so the rotary "
+            f"head size {shape.head_size} is not a multiple of the source's {source.head_size}, so the rotary "
             f"frequencies would change: take {source.head_size} (more heads cost the same)"
         )
     needed = source.kv_heads * -(-source.group_size // shape.group_size)

@@ -58,7 +58,8 @@ def check_layers(file: GGUFFile, count: int) -> None:
     experts = file.get(f"{architecture}.expert_count")
     if experts:
         raise ModelFileError(
-            f"{name} is a mixture of {experts} experts: which of them are used goes by the text, so a short one does "
+            f"{name} is a mixture of {experts} experts: which of them are used depends "
+            "on the text, so a short one does "
             f"not tell what a layer is worth; {way_out}"
         )
     if any(_RECURRENT.search(tensor) for tensor in file.tensors):
@@ -69,12 +70,12 @@ def check_layers(file: GGUFFile, count: int) -> None:
     context = file.get(f"{architecture}.context_length")
     if isinstance(window, int) and window > 0 and not (isinstance(context, int) and window >= context):
         raise ModelFileError(
-            f"{name} ({architecture}) has layers that see a window of {window} tokens, and which these are goes by "
+            f"{name} ({architecture}) has layers that see a window of {window} tokens, and which these are depends on "
             f"their number: without one, others would become windows; {way_out}"
         )
     if file.get(f"{architecture}.nextn_predict_layers"):
         raise ModelFileError(
-            f"{name} has a layer that drafts for the model (MTP) and reads what the last layer leaves: {way_out}"
+            f"{name} has a layer that drafts for the model (MTP) and reads the output of the last layer: {way_out}"
         )
     if architecture not in _ALIKE:
         raise ModelFileError(

@@ -146,7 +146,7 @@ class Judge:
         )
         if not written:
             raise InputError(
-                f"none of the target's {len(tasks)} answers says anything, as they loop or end at once: sample them "
+                f"none of the target's {len(tasks)} answers can be used, as they loop or end at once: sample them "
                 "(--temp 0.8), give another text (--text), or leave out what has to be measured"
             )
         return written
@@ -271,11 +271,11 @@ def check_loads(options: ModelOptions) -> None:
     try:
         row = read_tokens(engine, engine.open(), 8)
     except PacelineError as error:
-        raise InputError(f"what is left of the model cannot be run: {error}") from None
+        raise InputError(f"the cut model cannot be run: {error}") from None
     finally:
         engine.close()
     if not np.isfinite(row).all():
-        raise InputError("what is left of the model says no numbers any more: cut less of it")
+        raise InputError("the cut model computes no finite numbers: cut less of it")
 
 
 def read_tokens(engine: Engine, sequence: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -402,7 +402,7 @@ class Pruner:
         try:
             check_loads(cut)
         except ModelFileError as error:
-            raise InputError(f"what is left of the model does not load: {error}") from None
+            raise InputError(f"the cut model does not load: {error}") from None
         if not is_respelled:
             return None
         with open_vocabulary(self._options) as before, open_vocabulary(cut) as after:

@@ -89,7 +89,7 @@ def read_tokens(file: GGUFFile) -> TokenTable:
     model = file.get("tokenizer.ggml.model")
     texts = file.get(TOKENS)
     if not isinstance(model, str) or not isinstance(texts, list):
-        raise ModelFileError(f"{name} has no tokenizer, so nothing tells which of its tokens to keep (--vocab)")
+        raise ModelFileError(f"{name} has no tokenizer, so there is no telling which of its tokens to keep (--vocab)")
     if model in _OTHER_WAYS:
         raise ModelFileError(
             f"{name} has a tokenizer of the kind {model!r}, which finds tokens by {_OTHER_WAYS[model]}: only those "
@@ -110,7 +110,7 @@ def read_tokens(file: GGUFFile) -> TokenTable:
         merges = None
         scores = scores if isinstance(scores, list) else [0.0] * len(texts)
     elif not isinstance(merges, list):
-        raise ModelFileError(f"{name} lacks {MERGES}, which its tokenizer goes by: nothing can be cut (--vocab)")
+        raise ModelFileError(f"{name} lacks {MERGES}, which its tokenizer needs: nothing can be cut (--vocab)")
     ranks: dict[tuple[str, str], int] = {}
     for rank, merge in enumerate(merges or ()):
         ranks.setdefault(split_merge(merge), rank)
@@ -288,7 +288,7 @@ def check_spelling(before: Vocabulary, after: Vocabulary, texts: Iterable[str]) 
             continue
         if theirs is None:
             raise ModelFileError(
-                f"the smaller vocabulary does not give a text back as it was, which begins with {text[:40]!r}: keep "
+                f"the smaller vocabulary does not reproduce a text that begins with {text[:40]!r}: keep "
                 "more tokens (--vocab)"
             )
         num_texts += 1

@@ -83,7 +83,7 @@ def read_feed_forward(file: GGUFFile) -> FeedForward:
     if file.get(f"{architecture}.expert_count"):
         raise ModelFileError(
             f"{name} is a mixture of {file.get(f'{architecture}.expert_count')} experts, each narrow already, and "
-            "which are used goes by the text: its layers are not made narrower (--width)"
+            "which are used depends on the text: its layers are not made narrower (--width)"
         )
     layers = num_layers(file)
     units = file.integer(f"{architecture}.feed_forward_length", 0)

@@ -232,14 +232,14 @@ class RouterHandlers:
     async def load(self, request: Request) -> dict[str, bool]:
         model = await self._read_named(request)
         if model.process is not None or model.waiting:
-            raise FieldError("model", f"{model.preset.name} is {shown_state(model)} already: there is nothing to do")
+            raise FieldError("model", f"{model.preset.name} is {shown_state(model)} already")
         self._pool.load(model)
         return {"success": True}
 
     async def unload(self, request: Request) -> dict[str, bool]:
         model = await self._read_named(request)
         if model.process is None:
-            raise FieldError("model", f"{model.preset.name} is not running: there is nothing to do")
+            raise FieldError("model", f"{model.preset.name} is not running")
         self._pool.unload(model)
         return {"success": True}
 
@@ -278,7 +278,7 @@ class RouterHandlers:
         if "model" in request.query_params:
             return await self.proxy(request)
         if not self._server.options.metrics:
-            raise NotOfferedError("this server offers no metrics: start it with `metrics=True`")
+            raise NotOfferedError("this server has no metrics: start it with `metrics=True`")
         body = generate_latest(_Collected(list(self._pool.models.values())))
         return PlainTextResponse(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 

@@ -239,7 +239,8 @@ class ModelPool:
             raise _unavailable(_failure(model))
         if key and sum(w.key == key for each in self.models.values() for w in each.waiting) >= self._most_waiting:
             raise QueueFullError(
-                f"{self._most_waiting} requests of this client wait for a model, and no more may: ask again later, or "
+                f"{self._most_waiting} requests of this client are waiting for a model, which "
+                "is the limit: try again later, or "
                 "start the server with a larger `max_waiting`"
             )
         waiter = _Waiter(key, _now_s(), asyncio.get_running_loop().create_future())
