@@ -221,7 +221,7 @@ $(WHEEL)/.built: $(SOURCES)
 	@test -x $(BIN)/python || $(QUIETLY) "making an environment (some 10 s)" $(PYTHON) -m venv $(VENV)
 	@$(QUIETLY) "getting what builds paceline (a few seconds)" $(PIP) install 'build>=1.5'
 	@rm -rf $(WHEEL)
-	@PACELINE_COMPILE=1 $(QUIETLY) "compiling the planner (half a minute)" \
+	@PACELINE_COMPILE=1 $(QUIETLY) "compiling the planner (half a minute, on a busy machine two)" \
 		$(BIN)/python -m build --outdir $(WHEEL)
 	@touch $@
 

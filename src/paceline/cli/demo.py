@@ -337,7 +337,7 @@ def _race(
         def tell(lane: LaneName) -> None:
             running.close()
             order = "first plainly" if lane == "plain" else "then speculatively, with the same seed"
-            running.enter_context(show_step(steps, f"decoding {tokens} tokens, {which}: {order}"))
+            running.enter_context(show_step(steps, f"prompt and {tokens} tokens, {which}: {order}"))
 
         open_reader = reader_of(model.target_options or target, is_streamed=model.memory_plan is not None)
         return run_race(model, scene.prompt_ids(model), options, open_reader=open_reader, stopped=stopped, tell=tell)

@@ -306,7 +306,7 @@ def show_measuring(interrupted: threading.Event) -> Iterator[Report]:
                 raise KeyboardInterrupt
             if status is None:
                 status = stack.enter_context(error_console().status(""))
-            status.update(f"measuring what passes cost here, once for this model: {share:.0%}")
+            status.update(f"measuring what passes cost here: {share:.0%}")
 
         yield report
 
