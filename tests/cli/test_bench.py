@@ -103,7 +103,7 @@ def test_where_nothing_was_learned_there_is_nothing_to_start_with(invoke: Invoke
     outcome = invoke(*REMEMBERING)
     assert outcome.status == 2
     (line,) = [line for line in outcome.err.splitlines() if line.startswith("paceline:")]
-    assert "nothing was learned of these models in this setting yet: leave out --remember" in line
+    assert "nothing has been learned about these models with these options yet: leave out --remember" in line
 
 
 def test_a_long_pair_says_how_far_it_is(invoke: Invoke, scripted: list[ModelOptions]) -> None:

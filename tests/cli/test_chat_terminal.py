@@ -14,7 +14,7 @@ from tests.cli.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
 
 ENDLESS = (*PLAIN, "-n", "100000", "--ignore-eos")
 PROMPT = r"\n>"
-REPORT = r"\d+ tokens; [^\n]*\n"
+REPORT = r"\d+ tokens; (?:[^\n]+\n)+(?=\n)"
 
 
 def chat(templates: Path, *options: str, template: str = "chatml", columns: int = 80, **environment: str) -> Terminal:
