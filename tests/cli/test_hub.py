@@ -113,8 +113,8 @@ def test_a_hub_that_cannot_be_asked_is_one_line_of_warning(invoke: Invoke, hub: 
     assert status == 0
     assert json.loads(out)["text"]
     assert err == (
-        f"paceline: warning: {hub.endpoint} answered 503 about user/tiny: user/tiny is used as it lies in the cache, "
-        "without a look for a newer one\n"
+        f"paceline: warning: {hub.endpoint} answered 503 about user/tiny: user/tiny is used from the cache, "
+        "without checking for a newer version\n"
     )
 
 
