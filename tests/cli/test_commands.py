@@ -38,6 +38,9 @@ COMMANDS = ("demo", "run", "chat", "serve", "profile", "bench", "inflate", "prun
         ("run -vrbose", "there is no option -vrbose: did you mean --verbose?"),
         ("run -x", "there is no option -x: see paceline run --help-all"),
         ("rnu", "there is no command rnu: did you mean run?"),
+        ("memory", "there is no command memory: paceline --help lists those that there are"),
+        ("serve --ctx 2048", "there is no option --ctx: did you mean --ctx-size?"),
+        ("run --reasoning of", "--reasoning 'of' is not one of on, off, auto: did you mean off?"),
         ("models shwo", "there is no command shwo: did you mean show?"),
     ],
 )

@@ -98,7 +98,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            near = nearest(name, self.list_commands(ctx), cutoff=0.6)
+            near = nearest(name, self.list_commands(ctx), cutoff=0.65)
             hint = (
                 f"did you mean {near}?"
                 if near is not None
@@ -235,7 +235,8 @@ def _explain(error: typer.TyperException, command: Command | Group, ctx: Any, wo
             return InputError(f"{settings.file}: {message.replace(option.opts[0], settings.spelled[option.name], 1)}")
         message = message or str(getattr(error, "message", error)) or error.format_message()
         message = _EXTRA_ARGUMENTS.sub(r"unexpected argument \1", message)
-        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}: {_see_help(command, ctx)}")
+        hint = "" if message.endswith("?") else f": {_see_help(command, ctx)}"
+        return InputError(f"{message[:1].lower()}{message[1:].removesuffix('.')}{hint}")
     names = _names(_options(command, ctx))
     written = _find_written(getattr(error, "option_name", ""), words, names)
     return InputError(no_such_option(written, names, _see_help(command, ctx)))
@@ -251,6 +252,8 @@ def _explain_value(error: typer.TyperException) -> str | None:
     wanted = "a whole number" if fault["type"].startswith("int") else "a number"
     if choices:
         wanted = f"one of {', '.join(map(str, choices))}"
+        near = nearest(str(fault["input"]), map(str, choices))
+        wanted += "" if near is None else f": did you mean {near}?"
     elif not fault["type"].startswith(("int", "float")):
         wanted = f"a {getattr(kind, '__name__', kind)}"
     return f"{option.opts[0]} {shown(fault['input'])} is not {wanted}"

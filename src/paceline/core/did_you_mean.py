@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+_LEAST_BEGINNING: Final = 2
+"""Characters of a name from which on what begins with them may be meant."""
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.8) -> str | None:
     """Return the known name that is spelled most like this one, whatever the case; ``None`` where none is near.
 
-    ``cutoff`` is the least share of characters that both have in order, 0 to 1.
+    If none is, the shortest name that begins with this one. ``cutoff`` is the least share of characters that both have
+    in order, 0 to 1.
     """
     # Of names that differ in their case alone, the first.
     spelled: dict[str, str] = {}
     for there_is in known:
         spelled.setdefault(there_is.lower(), there_is)
     found = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
+    if not found and len(name.lstrip("-")) >= _LEAST_BEGINNING:
+        found = sorted((each for each in spelled if each.startswith(name.lower())), key=len)
     return spelled[found[0]] if found else None
 
 
