@@ -368,7 +368,7 @@ def test_help_lists_every_command(chat: Chat) -> None:
 
 
 def test_exit_ends_the_chat(chat: Chat) -> None:
-    for command in ("/exit", "/e", "/ exit", "/exit "):
+    for command in ("/exit", "/e", "/ exit", "/exit ", "/quit", "/q", "/bye"):
         outcome = chat(command, "never read")
         assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
 

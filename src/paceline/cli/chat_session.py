@@ -61,9 +61,12 @@ COMMANDS: Final = (
     _Command("save", "FILE", "write the conversation as JSON"),
     _Command("load", "FILE", "continue a saved conversation"),
     _Command("help", "", "list the commands"),
-    _Command("exit", "", "end the chat, as Ctrl-D does"),
+    _Command("exit", "", "end the chat, as /quit and Ctrl-D do"),
 )
 """Commands of a chat, in the order in which ``/help`` lists them."""
+
+_OTHER_NAMES: Final = dict.fromkeys(("quit", "q", "bye"), "exit")
+"""What other programs call a command."""
 
 
 class ChatSession:
@@ -234,7 +237,7 @@ class ChatSession:
 
     def _obey(self, line: str) -> bool:
         name, rest = [*line.split(maxsplit=1), "", ""][:2]
-        rest = rest.strip()
+        name, rest = _OTHER_NAMES.get(name, name), rest.strip()
         handlers: dict[str, Callable[[str], None]] = {
             "retry": lambda _: self._retry(),
             "undo": lambda _: self._undo(),
