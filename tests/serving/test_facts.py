@@ -275,6 +275,10 @@ def test_what_is_polled_is_logged_quietly(caplog: pytest.LogCaptureFixture) -> N
     ask_each(SecuritySettings(), "GET")
     lines = [(each.levelno, each.getMessage().split()[1]) for each in caplog.records if each.name == LOGGER.name]
     assert {path for level, path in lines if level == logging.DEBUG} == POLLED
+    caplog.clear()
+    ask_each(SecuritySettings(keys=ApiKeys(["k"])), "GET")
+    lines = [(each.levelno, each.getMessage().split()[1]) for each in caplog.records if each.name == LOGGER.name]
+    assert {path for level, path in lines if level == logging.DEBUG} == PUBLIC
 
 
 @pytest.mark.parametrize(

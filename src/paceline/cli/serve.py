@@ -261,6 +261,9 @@ def _describe_speculation(served: ServedModel) -> str:
     drafters = ", ".join(served.drafters)
     how = f"drafts: {drafters} (policy {served.policy})" if drafters else "no drafts: plain decoding"
     chats = "" if served.template is not None else "; the model has no chat template, so it answers completions alone"
-    cells, whole = served.model.target.capabilities.cells, served.max_running * served.context_length
-    shared = f", {cells} together" if cells is not None and cells < whole else ""
-    return f"{served.max_running} requests at once, {served.context_length} tokens each{shared}; {how}{chats}"
+    cells, each = served.model.target.capabilities.cells, served.context_length
+    requests = f"up to {served.max_running} requests at once" if served.max_running > 1 else "one request at a time"
+    room = f"each with a context of {each} tokens"
+    if cells is not None and cells < served.max_running * each:
+        room = f"which share a context of {cells} tokens" + (f", at most {each} for each" if each < cells else "")
+    return f"{requests}, {room}; {how}{chats}"

@@ -167,7 +167,9 @@ def create_app(server: Server, security: SecuritySettings, routes: Sequence[Rout
         security,
         server.refused,
         public_paths=frozenset(prefix + path for route in (*routes, *page) if route.is_public for path in route.paths),
-        quiet_paths=frozenset(prefix + path for route in routes if route.is_polled for path in route.paths),
+        quiet_paths=frozenset(
+            prefix + path for route in (*page, *(each for each in routes if each.is_polled)) for path in route.paths
+        ),
     )
 
 

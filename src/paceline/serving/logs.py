@@ -29,14 +29,15 @@ _FIXED: Final = (
 CLIENT_LEFT: Final = 499
 """Logged and counted, never sent: the client left before there was an answer."""
 LOGGER: Final = logging.getLogger("paceline.serving.access")
-"""Takes a line for each request: at level INFO, or DEBUG for paths that are asked for all the time."""
+"""Takes a line for each request: at level INFO, or DEBUG for the page's files and paths asked for all the time."""
 
 
 class RequestLog:
     """Names each request by an id, and logs method, path, status, seconds until the answer's end, and the id.
 
     The id is the client's own where that is a short plain word. The query string is left out: keys and prompts may be
-    in it. uvicorn's own log has it, and no times. Quiet paths are logged at level DEBUG.
+    in it. uvicorn's own log has it, and no times. Quiet paths are logged at level DEBUG, but for
+    requests there without a valid key.
     """
 
     def __init__(self, app: ASGIApp, *, quiet_paths: frozenset[str], clock: Clock | None = None) -> None:
@@ -70,7 +71,8 @@ class RequestLog:
             status = 500 if status == CLIENT_LEFT else status
             raise
         finally:
-            level = logging.DEBUG if scope["path"] in self._quiet_paths else logging.INFO
+            quiet = status != 401 and scope["path"] in self._quiet_paths
+            level = logging.DEBUG if quiet else logging.INFO
             LOGGER.log(
                 level,
                 "%s %s %d %.3f s %s%s",
