@@ -144,6 +144,9 @@ def test_messages_are_edited_answered_again_and_continued(browser: Browser, serv
         expect(editor).to_have_count(0)
         # A message that was edited begins another branch, and the first one can be shown again.
         page.locator(".mine").first.get_by_role("button", name="Edit").click()
+        page.keyboard.type("abc")
+        expect(editor).to_have_value("Oneabc")
+        expect(box).to_have_value("")
         editor.fill("One, anew")
         with page.expect_request(PATH) as sent:
             page.get_by_role("button", name="Send again").click()

@@ -1,6 +1,6 @@
 // Chats: conversations that the browser keeps, answers in markdown or in tokens by source, and their figures.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-standalone.module.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-standalone.module.js";
 import { CopyButton, Written, useAnswering } from "./answering.js";
 import { Answer } from "./answer.js";
 import { Conversation } from "./conversation.js";
@@ -128,10 +128,10 @@ function ConversationList({ all, current, take }) {
   </nav>`;
 }
 
-/** Return a reference to what gets the focus once, when it appears. */
+/** Return a reference to what gets the focus once, as soon as it appears: no key is lost before. */
 function useFirstFocus() {
   const element = useRef(null);
-  useEffect(() => element.current.focus(), []);
+  useLayoutEffect(() => element.current.focus(), []);
   return element;
 }
 
