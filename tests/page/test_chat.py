@@ -68,9 +68,13 @@ def test_conversations_are_found_renamed_exported_deleted_and_imported(
 ) -> None:
     with visiting(browser, f"{served_script.url}/") as page:
         box = page.get_by_role("textbox", name="Message")
+        expect(box).to_be_focused()
         ask(page, "First question\nof two lines")
         box.press("Control+Shift+O")
         expect(page.locator(".turn")).to_have_count(0)
+        for _ in range(2):
+            page.get_by_role("link", name="New chat").click()
+            expect(box).to_be_focused()
         ask(page, "A second one")
         expect(names(page)).to_have_text(["A second one", "First question"])
         # What is looked for is in a text, not in a name.

@@ -104,19 +104,24 @@ function dayText(time) {
   return isToday ? day.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }) : day.toLocaleDateString();
 }
 
+function hideList() {
+  const list = document.getElementById("conversations");
+  if (list?.matches(":popover-open")) list.hidePopover();
+}
+
 /** Closes what is open over the conversation where there is no room beside it. */
 function Closer({ target }) {
   return html`<button type="button" class="small closer" popovertarget=${target} popovertargetaction="hide">Close</button>`;
 }
 
-function ConversationList({ all, current, take }) {
+function ConversationList({ all, current, take, begin }) {
   const [search, setSearch] = useState("");
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = words.length ? all.filter((each) => each.has(words)) : all;
   return html`<nav class="list card" id="conversations" popover="auto" aria-label="Conversations">
     <${Closer} target="conversations" />
     <div class="actions">
-      <a class="button primary" href="#chat" aria-keyshortcuts="Control+Shift+O" title="Ctrl+Shift+O">New chat</a>
+      <a class="button primary" href="#chat" aria-keyshortcuts="Control+Shift+O" title="Ctrl+Shift+O" onClick=${begin}>New chat</a>
       <${FileButton} label="Import" accept=".json,application/json" multiple take=${take} />
       ${all.length > 0 && html`<button type="button" onClick=${() => save("conversations", { conversations: all.map((each) => each.exported()) })}>Export all</button>`}
     </div>
@@ -243,12 +248,19 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
     view: "chat", settings, change, announce, report, isShown: isShown && (!writing || isHere), drawn: () => { follow(); keepSoon(writingNow.current); },
   });
   const box = useFocusKept(isShown);
+  // A touch screen would open its keyboard over the page.
+  const focusBox = () => { if (!matchMedia("(pointer: coarse)").matches) box.current?.focus({ preventScroll: true }); };
+
+  // Whoever has begun elsewhere on the page stays there.
+  useEffect(() => {
+    if (isShown && ["BODY", "MAIN"].includes(document.activeElement.tagName)) focusBox();
+  }, []);
 
   // Another conversation is shown from its end on.
   useEffect(() => {
     setLooking(-1);
     setEditing(null);
-    document.getElementById("conversations")?.matches(":popover-open") && document.getElementById("conversations").hidePopover();
+    hideList();
     if (!place && fresh.turns.length) setFresh(new Conversation({ system: settings.system }));
     if (isKept) follow(true);
     if (place && all && current.id !== place) history.replaceState(null, "", "#chat");
@@ -423,7 +435,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
   };
 
   return html`<div class="view chat">
-    <${ConversationList} all=${all ?? []} current=${current} take=${takeImport} />
+    <${ConversationList} all=${all ?? []} current=${current} take=${takeImport} begin=${() => { hideList(); focusBox(); }} />
     <div class="main">
       <div class="openers">
         <button type="button" popovertarget="conversations">Conversations</button>
