@@ -151,23 +151,25 @@ def test_messages_are_edited_answered_again_and_continued(browser: Browser, serv
         page.keyboard.type("abc")
         expect(editor).to_have_value("Oneabc")
         expect(box).to_have_value("")
-        editor.fill("One, anew")
+        editor.fill("One,")
+        editor.press("Shift+Enter")
+        page.keyboard.type("anew")
         with page.expect_request(PATH) as sent:
-            page.get_by_role("button", name="Send again").click()
+            editor.press("Enter")
         wait_for_end(page)
-        assert [each["content"] for each in body_of(sent.value)["messages"]] == ["One, anew"]
-        expect(page.locator(".asked")).to_have_text(["You: One, anew"])
+        assert [each["content"] for each in body_of(sent.value)["messages"]] == ["One,\nanew"]
+        expect(page.locator(".asked")).to_have_text(["You: One,\nanew"])
         page.get_by_role("button", name="Previous version").click()
         expect(page.locator(".asked")).to_have_text(["You: One", "You: Two"])
         page.get_by_role("button", name="Next version").click()
-        expect(page.locator(".asked")).to_have_text(["You: One, anew"])
+        expect(page.locator(".asked")).to_have_text(["You: One,\nanew"])
         # Another seed, also where one is kept.
         with page.expect_request(PATH) as sent:
             page.get_by_role("button", name="Regenerate").click()
         wait_for_end(page)
         assert first["seed"] == 7
         assert body_of(sent.value)["seed"] != 7
-        assert body_of(sent.value)["messages"] == [{"role": "user", "content": "One, anew"}]
+        assert body_of(sent.value)["messages"] == [{"role": "user", "content": "One,\nanew"}]
         expect(page.locator(".branches")).to_contain_text("3/3")
         expect(page.get_by_role("spinbutton", name="Seed")).to_have_value("7")
         answered = page.locator(".formatted").inner_text()

@@ -187,15 +187,24 @@ function Head({ conversation, keep, erase, isKept }) {
   </div>`;
 }
 
+/** Have `send` called by Enter; Shift+Enter starts a new line. */
+function onEnter(event, send) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+}
+
 /** A text that is changed in place. */
-function Editor({ label, text, action, done, cancel }) {
+function Editor({ label, text, action, verb, done, cancel }) {
   const [value, setValue] = useState(text);
   const box = useFirstFocus();
-  return html`<form class="editor" onKeyDown=${onEscape(cancel)} onSubmit=${(event) => { event.preventDefault(); done(value); }}>
-    <textarea aria-label=${label} rows=${Math.min(12, value.split("\n").length + 1)} value=${value} ref=${box}
+  const finish = () => { if (value.trim()) done(value); };
+  return html`<form class="editor" onKeyDown=${onEscape(cancel)} onSubmit=${(event) => { event.preventDefault(); finish(); }}>
+    <textarea aria-label=${label} aria-describedby="editor-keys" onKeyDown=${(event) => onEnter(event, finish)} rows=${Math.min(12, value.split("\n").length + 1)} value=${value} ref=${box}
       onInput=${(event) => setValue(event.target.value)}></textarea>
     <div class="actions"><button class="small" disabled=${!value.trim()}>${action}</button>
-      <button type="button" class="small" onClick=${cancel}>Cancel</button></div>
+      <button type="button" class="small" onClick=${cancel}>Cancel</button>
+      <span class="quiet" id="editor-keys">Enter ${verb}, Shift+Enter starts a new line, Escape cancels</span></div>
   </form>`;
 }
 
@@ -386,9 +395,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
       const last = current.branch().findLast((index) => current.turns[index].asked);
       if (last !== undefined) setEditing({ index: last, isAnswer: false });
     }
-    if (event.key !== "Enter" || event.shiftKey) return;
-    event.preventDefault();
-    sendDraft();
+    onEnter(event, sendDraft);
   };
 
   const branch = current.branch();
@@ -414,7 +421,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
         ${turn.answer.isCut && index === current.leaf && html`<button type="button" class="small" onClick=${() => goOn(index)}>Continue</button>`}`}`;
     return html`<article class="turn" key=${index} aria-label=${`Message ${place + 1}`}>
       ${isEditing(false)
-        ? html`<${Editor} label="Message" text=${turn.asked} action="Send again" cancel=${() => setEditing(null)}
+        ? html`<${Editor} label="Message" text=${turn.asked} action="Send again" verb="sends" cancel=${() => setEditing(null)}
             done=${(asked) => send({ ...turn, asked }, {})} />`
         : html`<${Asked} ...${turn} />
           <div class="actions tools mine">
@@ -427,7 +434,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
               ${!busy && html`<button type="button" class="small" onClick=${() => setEditing({ index, isAnswer: false })}>Edit</button>`}`}
           </div>`}
       ${isEditing(true)
-        ? html`<${Editor} label="Answer" text=${turn.answer.content} action="Save" cancel=${() => setEditing(null)} done=${(text) => editAnswer(index, text)} />`
+        ? html`<${Editor} label="Answer" text=${turn.answer.content} action="Save" verb="saves" cancel=${() => setEditing(null)} done=${(text) => editAnswer(index, text)} />`
         : html`<${Written} answer=${turn.answer} settings=${settings} view="chat" change=${change} isLooking=${looking === index}
             look=${(on) => setLooking(on ? index : -1)} announce=${announce} buttons=${buttons} />`}
       ${!busy && index === current.leaf && turn.answer.calls.length > 0 && html`<${Results} calls=${turn.answer.calls} send=${(results) => send({ results }, {})} />`}
