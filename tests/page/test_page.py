@@ -124,17 +124,27 @@ def test_the_verdict_says_what_was_measured(
 
 def test_a_kept_seed_writes_the_same_again(browser: Browser, served_pair: Hosted) -> None:
     with visiting(browser, f"{served_pair.url}/#text") as page:
-        page.get_by_role("spinbutton", name="Seed").fill("7")
+        seed = page.get_by_role("spinbutton", name="Seed")
+        expect(seed).to_have_attribute("placeholder", "random")
         page.get_by_role("spinbutton", name="Max tokens").fill("40")
         texts = []
         for _ in range(2):
-            page.get_by_role("button", name="Generate").click()
+            with page.expect_request("**/completion") as sent:
+                page.get_by_role("button", name="Generate").click()
             page.get_by_role("button", name="Rounds").wait_for()
             texts.append(page.locator(".tokens").inner_text())
-        assert page.get_by_role("spinbutton", name="Seed").input_value() == "7"
+            if len(texts) == 1:
+                # A seed that was drawn is told, and is set once it is kept.
+                used = str(sent.value.post_data_json["seed"])
+                expect(seed).to_have_value("")
+                page.get_by_role("checkbox", name=f"keep the last one, {used}").check()
+        expect(seed).to_have_value(used)
         page.get_by_role("checkbox", name="show rejected drafts").uncheck()
         assert len(texts[0]) > 40
         assert texts[0] == texts[1]
+        seed.fill("")
+        seed.blur()
+        expect(page.get_by_role("checkbox", name="keep the last one")).not_to_be_checked()
 
 
 def test_the_replay_moves_and_can_be_skipped(browser: Browser, served_pair: Hosted) -> None:

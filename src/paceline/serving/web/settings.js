@@ -58,14 +58,14 @@ const TEXTS = [
   ["bias", "Logit bias", "{\"15043\": -1}", (text) => ({ logit_bias: json(text, "Logit bias", isObject) }), []],
 ];
 
-/** The settings of somebody who has changed none. `most` is -1 for the rest of the context. */
+/** The settings of somebody who has changed none. `most` is -1 for the rest of the context, `seed` where none was used yet. */
 export function defaultSettings(props) {
   return {
     sampling: {},
     texts: {},
     system: "",
     reasoning: "",
-    seed: drawSeed(),
+    seed: -1,
     isLocked: false,
     // A race is as long as one likes to watch.
     most: { chat: props.default_generation_settings.params?.n_predict ?? -1, text: -1, race: 200 },
@@ -85,7 +85,6 @@ export function settingsOf(props, kept) {
     const isRight = ([, each]) => typeof each === INNER[name];
     settings[name] = isObject(value) ? { ...settings[name], ...Object.fromEntries(Object.entries(value).filter(isRight)) } : value;
   }
-  if (!settings.isLocked) settings.seed = drawSeed();
   return settings;
 }
 
@@ -128,6 +127,10 @@ export function Settings({ settings, change, name, defaults }) {
     const given = event.target.value.trim() || isRace ? whole(event, 1, 1000000, most) : -1;
     change({ most: { ...settings.most, [name]: given } });
   };
+  const setSeed = (event) => {
+    const seed = whole(event, 0, MAX_SEED, null);
+    change(seed === null ? { isLocked: false } : { seed, isLocked: true });
+  };
   const number = ([field, label, step, title]) => {
     const set = (event) => {
       const { [field]: before, ...others } = settings.sampling;
@@ -152,12 +155,12 @@ export function Settings({ settings, change, name, defaults }) {
   return html`<fieldset class="settings">
     <legend class="hidden">How the answer is generated</legend>
     ${number(TEMPERATURE)}
-    <div class="field">
+    <div class="field wide">
       <label for=${id("seed")}>Seed</label>
-      <${Box} id=${id("seed")} class="num" type="number" min="0" max=${MAX_SEED} value=${settings.seed}
-        commit=${(event) => change({ seed: whole(event, 0, MAX_SEED, settings.seed), isLocked: true })} />
+      <${Box} id=${id("seed")} class="num" type="number" min="0" max=${MAX_SEED} value=${settings.isLocked ? settings.seed : ""}
+        placeholder="random" commit=${setSeed} />
     </div>
-    ${check("isLocked", "keep this seed")}
+    ${settings.seed >= 0 && check("isLocked", settings.isLocked ? "keep this seed" : `keep the last one, ${settings.seed}`)}
     <div class="field wide">
       <label for=${id("most")}>Max tokens</label>
       <${Box} id=${id("most")} class="num" type="number" min="1" max="1000000" value=${most < 0 ? "" : most}
