@@ -69,6 +69,10 @@ def test_conversations_are_found_renamed_exported_deleted_and_imported(
     with visiting(browser, f"{served_script.url}/") as page:
         box = page.get_by_role("textbox", name="Message")
         expect(box).to_be_focused()
+        # At the bottom of the window, and all of it.
+        below = page.evaluate("innerHeight - document.querySelector('.composer form').getBoundingClientRect().bottom")
+        assert 0 <= below < 60
+        assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
         ask(page, "First question\nof two lines")
         box.press("Control+Shift+O")
         expect(page.locator(".turn")).to_have_count(0)
@@ -88,6 +92,11 @@ def test_conversations_are_found_renamed_exported_deleted_and_imported(
         search.fill("")
         page.get_by_role("link", name="First question").click()
         expect(page.locator(".asked")).to_have_text(re.compile("of two lines"))
+        page.get_by_role("button", name="Rename").press("Enter")
+        page.get_by_role("textbox", name="Name of the conversation").fill("A long name " * 20)
+        page.keyboard.press("Enter")
+        named = page.get_by_role("heading", name="A long name")
+        assert named.evaluate("each => each.offsetHeight < 2 * parseFloat(getComputedStyle(each).fontSize)")
         page.get_by_role("button", name="Rename").press("Enter")
         page.get_by_role("textbox", name="Name of the conversation").fill("<b>Renamed</b>")
         page.keyboard.press("Enter")
@@ -188,6 +197,18 @@ def test_messages_are_edited_answered_again_and_continued(browser: Browser, serv
         expect(page.locator(".formatted")).to_have_text(re.compile("^It begins so:."))
 
 
+CUT_OFF: Final = """() => {
+    const context = document.createElement("canvas").getContext("2d");
+    return [...document.querySelectorAll("#chat-settings input[type=number]")].flatMap((box) => {
+        const { font, paddingLeft, paddingRight } = getComputedStyle(box);
+        context.font = font;
+        const room = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+        return context.measureText(box.value || box.placeholder).width > room ? [box.id] : [];
+    });
+}"""
+"""Boxes of numbers that do not show all of their values or placeholders."""
+
+
 def test_all_that_is_set_is_sent(browser: Browser, served_script: Hosted) -> None:
     params = served_script.get("/props").json()["default_generation_settings"]["params"]
     # Fields of what is not built, and those that have no box: the limit and the seed have their own.
@@ -207,6 +228,12 @@ def test_all_that_is_set_is_sent(browser: Browser, served_script: Hosted) -> Non
         boxes = page.locator("#chat-settings input[type=number]")
         found = {(box.get_attribute("id") or "").removeprefix("chat-"): box for box in boxes.all()}
         assert known <= set(found)
+        found["seed"].fill("4294967295")
+        for width in (390, WIDE[0]):
+            page.set_viewport_size({"width": width, "height": WIDE[1]})
+            page.evaluate("document.getElementById('chat-settings').showPopover()")
+            assert page.evaluate(CUT_OFF) == []
+            page.evaluate("document.getElementById('chat-settings').hidePopover()")
         # An empty box shows what the server does by itself.
         for name in known:
             assert float(found[name].get_attribute("placeholder") or "") == pytest.approx(params[name], abs=1e-4)

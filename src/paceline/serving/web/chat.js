@@ -171,7 +171,7 @@ function Head({ conversation, keep, erase, isKept }) {
     };
     return html`<${NameForm} conversation=${conversation} done=${rename} cancel=${() => setNaming(false)} />`;
   }
-  return html`<div class="head"><h2>${conversation.name}</h2>
+  return html`<div class="head"><h2 title=${conversation.name}>${conversation.name}</h2>
     ${isKept && html`<div class="actions">
       <button type="button" class="small" onClick=${() => setNaming(true)}>Rename</button>
       <button type="button" class="small" onClick=${() => save(conversation.name, conversation.exported())}>Export</button>

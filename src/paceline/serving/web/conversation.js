@@ -92,7 +92,7 @@ export class Conversation {
   get name() {
     const first = this.turns[0];
     const line = (first?.asked || first?.files[0]?.name || "").trim().split("\n")[0];
-    return this.title || (line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH)}…` : line) || "New chat";
+    return this.title || (line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH).replace(/\s+\S*$/, "")}…` : line) || "New chat";
   }
 
   /** Whether each of some words, in lower case, is in its title or texts. */
