@@ -135,7 +135,14 @@ def test_conversations_are_found_renamed_exported_deleted_and_imported(
         chosen.set_input_files({"name": "saved.json", "mimeType": "", "buffer": json.dumps(saved).encode()})
         expect(names(page).first).to_have_text("First question")
         names(page).first.click()
-        expect(page.get_by_role("textbox", name="System prompt")).to_have_value("Be brief.")
+        system = page.get_by_role("textbox", name="System prompt (of this chat and new ones)")
+        expect(system).to_have_value("Be brief.")
+        # One that is changed counts for new chats, and for no other.
+        system.fill("Be briefer.")
+        page.get_by_role("link", name="New chat").click()
+        expect(system).to_have_value("Be briefer.")
+        page.get_by_role("link", name="A second one").first.click()
+        expect(system).to_have_value("")
         for broken in ("{", "null", "7", '{"conversations": []}', '{"messages": "a"}'):
             chosen.set_input_files({"name": "broken.json", "mimeType": "", "buffer": broken.encode()})
             expect(page.get_by_role("alert")).to_contain_text("broken.json cannot be imported")

@@ -404,6 +404,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
   const setSystem = (event) => {
     current.system = event.target.value;
     change({ system: current.system });
+    if (!fresh.turns.length) fresh.system = current.system;
     if (isKept) keep(current);
     setVersion((version) => version + 1);
   };
@@ -478,7 +479,7 @@ export function Chat({ server, settings, change, announce, report, isShown, plac
     <div class="side" id="chat-settings" popover="auto">
       <${Closer} target="chat-settings" />
       <section class="card" aria-label="Settings">
-        <div class="field"><label for="chat-system">System prompt</label>
+        <div class="field"><label for="chat-system">System prompt <span class="quiet">(of this chat and new ones)</span></label>
           <${Box} as="textarea" key=${current.id} id="chat-system" rows="3" value=${current.system} placeholder="How the model should answer" commit=${setSystem} /></div>
         <${Settings} name="chat" settings=${settings} change=${change} defaults=${server.props.default_generation_settings.params} />
       </section>
