@@ -207,8 +207,8 @@ def test_messages_are_edited_answered_again_and_continued(browser: Browser, serv
 CUT_OFF: Final = """() => {
     const context = document.createElement("canvas").getContext("2d");
     return [...document.querySelectorAll("#chat-settings input[type=number]")].flatMap((box) => {
-        const { font, paddingLeft, paddingRight } = getComputedStyle(box);
-        context.font = font;
+        const { fontSize, fontFamily, paddingLeft, paddingRight } = getComputedStyle(box);
+        context.font = `${fontSize} ${fontFamily}`;
         const room = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
         return context.measureText(box.value || box.placeholder).width > room - 15 ? [box.id] : [];
     });
@@ -236,11 +236,12 @@ def test_all_that_is_set_is_sent(browser: Browser, served_script: Hosted) -> Non
         found = {(box.get_attribute("id") or "").removeprefix("chat-"): box for box in boxes.all()}
         assert known <= set(found)
         found["seed"].fill("4294967295")
-        for width in (390, WIDE[0]):
-            page.set_viewport_size({"width": width, "height": WIDE[1]})
-            page.evaluate("document.getElementById('chat-settings').showPopover()")
-            assert page.evaluate(CUT_OFF) == []
-            page.evaluate("document.getElementById('chat-settings').hidePopover()")
+        assert page.evaluate(CUT_OFF) == []
+        page.set_viewport_size({"width": 390, "height": WIDE[1]})
+        page.get_by_role("button", name="Settings").click()
+        assert page.evaluate(CUT_OFF) == []
+        page.keyboard.press("Escape")
+        page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
         # An empty box shows what the server does by itself.
         for name in known:
             assert float(found[name].get_attribute("placeholder") or "") == pytest.approx(params[name], abs=1e-4)
