@@ -36,6 +36,7 @@ from paceline.engines.memory import MemoryPlan
 from paceline.engines.options import DEFAULT_BRANCHES, MAX_BRANCHES, DraftOptions, LoadOptions, ModelOptions
 from paceline.engines.sequence_pool import SequencePool
 from paceline.model_pair import find_mtp, open_pair
+from paceline.models.description import describe
 from paceline.models.embedded import embedded_draft, embedded_target
 from paceline.models.registry import MTP_DRAFT, resolve_model
 from paceline.models.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
@@ -450,7 +451,12 @@ class Model:
             template = find_template(path, self.target.vocabulary, replaced_by=replaced_by)
             if template is None:
                 raise no_template_error(path)
-            reader = ChatPromptBuilder(template, self.target.vocabulary, self.target.capabilities.context_length)
+            reader = ChatPromptBuilder(
+                template,
+                self.target.vocabulary,
+                self.target.capabilities.context_length,
+                trained=describe(path).context_length,
+            )
             # Several threads may have made one.
             self._chat_readers[replaced_by] = reader
         return reader

@@ -19,7 +19,7 @@ from paceline.chat.reasoning import ReasoningMarkers, build_budget, find_markers
 from paceline.chat.template import ChatTemplate
 from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.chat.tool_calls.response_template import find_call_format
-from paceline.core.errors import ContextLengthError, InputError, ModelFileError
+from paceline.core.errors import ContextLengthError, InputError, ModelFileError, longer_context
 from paceline.core.vocabulary import Vocabulary
 from paceline.vocabularies.length import most_tokens
 
@@ -48,13 +48,16 @@ class _RenderedPrompt(NamedTuple):
 
 
 class ChatPromptBuilder:
-    """Makes prompts of conversations for one model. Any thread may use it."""
+    """Makes prompts of conversations for one model, which was made for ``trained`` tokens. Any thread may use it."""
 
-    def __init__(self, template: ChatTemplate, vocabulary: Vocabulary, context_length: int) -> None:
+    def __init__(
+        self, template: ChatTemplate, vocabulary: Vocabulary, context_length: int, *, trained: int | None = None
+    ) -> None:
         self.template = template
         self.markers: ReasoningMarkers | None = find_markers(template.source)
         self._vocabulary = vocabulary
         self._context_length = context_length
+        self._trained = trained
 
     def prompt(
         self,
@@ -171,9 +174,10 @@ class ChatPromptBuilder:
     def _too_long(self, num_tokens: int, *, forgets: bool, is_least: bool = False) -> ContextLengthError:
         what = "the last turn of the conversation" if forgets else "the conversation"
         way_out = "shorten it" if forgets else "start a new one, let it forget (`forget=True`)"
+        longer = longer_context(self._context_length, self._trained, "raise the context length (`context_length`)")
         return ContextLengthError(
             f"{what} has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
-            f"{self._context_length}, answer included: {way_out}, or raise the context length (`context_length`)"
+            f"{self._context_length}, answer included: {way_out}, or {longer}"
         ).with_lengths(num_tokens, self._context_length, is_least=is_least)
 
     def _adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -80,17 +80,30 @@ class ContextLengthError(InputError):
     context_length: int | None = None
 
     @classmethod
-    def of_prompt(cls, num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
-        """Return the error of a prompt that leaves no room in the context for a token of answer."""
+    def of_prompt(
+        cls, num_tokens: int, context_length: int, *, is_least: bool = False, trained: int | None = None
+    ) -> ContextLengthError:
+        """Return the error of a prompt that leaves no room in the context for a token of answer.
+
+        ``trained`` is the most that the model was made for, where that is known.
+        """
+        way_out = longer_context(context_length, trained, "raise the context length (`context_length`)")
         return cls(
             f"the prompt has {'at least ' if is_least else ''}{num_tokens} tokens and the context holds "
-            f"{context_length}, answer included: shorten the prompt or raise the context length (`context_length`)"
+            f"{context_length}, answer included: shorten the prompt or {way_out}"
         ).with_lengths(num_tokens, context_length, is_least=is_least)
 
     def with_lengths(self, num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
         """Note how long the prompt and the context are, and return the error."""
         self.num_tokens, self.context_length, self.is_least = num_tokens, context_length, is_least
         return self
+
+
+def longer_context(context_length: int, trained: int | None, way_out: str) -> str:
+    """Return the way out of a context that is too short: another one where it is all that the model was made for."""
+    if trained is None or context_length < trained:
+        return way_out
+    return f"take a model made for longer texts: this one was made for {trained} tokens"
 
 
 class SamplingError(InputError):

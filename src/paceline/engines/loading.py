@@ -235,7 +235,8 @@ def check_prompt(options: ModelOptions, prompt: str) -> None:
     with open_vocabulary(options) as vocabulary:
         num_tokens = len(vocabulary.tokenize(prompt))
     if num_tokens >= context_length:
-        raise ContextLengthError.of_prompt(num_tokens, context_length)
+        trained = describe(Path(options.path)).context_length
+        raise ContextLengthError.of_prompt(num_tokens, context_length, trained=trained)
 
 
 @contextmanager

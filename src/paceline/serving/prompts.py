@@ -21,7 +21,7 @@ from paceline.chat.tool_calls.base import ExpectedCalls
 from paceline.constraints import JsonSchema
 from paceline.constraints.schema_preparation import list_places
 from paceline.core.constraint import Constraint
-from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError
+from paceline.core.errors import CapabilityError, ConstraintError, ContextLengthError, InputError, longer_context
 from paceline.core.numbers import shown
 from paceline.core.vocabulary import Vocabulary
 from paceline.server_options import ServerOptions
@@ -64,12 +64,12 @@ async def prepare_completions(
     def read() -> list[PreparedPrompt]:
         found = []
         for parts in read_prompts(prompt, num_choices=num_choices, most=most):
-            _check_least(parts, vocabulary, served.context_length)
+            _check_least(parts, served)
             token_ids = encode(parts, vocabulary, add_special=add_special, parse_special=True)
             check_ids(token_ids, vocabulary, "prompt")
             if not token_ids:
                 raise FieldError("prompt", "the prompt is empty: give at least one token to go on from")
-            check_length(len(token_ids), served.context_length)
+            check_length(len(token_ids), served)
             found.append(PreparedPrompt(token_ids, tokens_to_text(token_ids, vocabulary)))
         return found
 
@@ -142,7 +142,7 @@ async def prepare_infill(
         # llama-server leaves it at that, and may have no room for the answer.
         room = max(0, min(room, context - len(gap) - min(max_tokens, rows)))
         token_ids = [*others[max(0, len(others) - room) :], *gap]
-        check_length(len(token_ids), context)
+        check_length(len(token_ids), served)
         return PreparedPrompt(token_ids, tokens_to_text(token_ids, vocabulary))
 
     return await share.offload(kind, write)
@@ -200,7 +200,7 @@ async def prepare_chat(
     except ContextLengthError as error:
         if error.num_tokens is None:
             raise
-        raise prompt_too_long(error.num_tokens, served.context_length, is_least=error.is_least) from None
+        raise prompt_too_long(error.num_tokens, served, is_least=error.is_least) from None
     except InputError as error:
         if type(error) is not InputError:
             raise
@@ -356,26 +356,28 @@ async def _warn_unenforced_tools(share: Share, request: GenerationRequest, tools
     return replace(request, warnings=(*request.warnings, *await share.offload(Kind.COMPILING, read)))
 
 
-def check_length(num_tokens: int, context_length: int) -> None:
+def check_length(num_tokens: int, served: ServedModel) -> None:
     """Refuse a prompt that leaves no room for an answer."""
-    if num_tokens >= context_length:
-        raise prompt_too_long(num_tokens, context_length)
+    if num_tokens >= served.context_length:
+        raise prompt_too_long(num_tokens, served)
 
 
-def _check_least(parts: Sequence[TextOrId], vocabulary: Vocabulary, context_length: int) -> None:
+def _check_least(parts: Sequence[TextOrId], served: ServedModel) -> None:
     """Refuse a prompt that is too long by its bytes, before it is read, which takes seconds."""
-    if sum(most_tokens(part) if isinstance(part, str) else 1 for part in parts) < context_length:
+    if sum(most_tokens(part) if isinstance(part, str) else 1 for part in parts) < served.context_length:
         return
-    least = sum(vocabulary.fewest_tokens(part) if isinstance(part, str) else 1 for part in parts)
-    if least >= context_length:
-        raise prompt_too_long(least, context_length, is_least=True)
+    least = sum(served.vocabulary.fewest_tokens(part) if isinstance(part, str) else 1 for part in parts)
+    if least >= served.context_length:
+        raise prompt_too_long(least, served, is_least=True)
 
 
-def prompt_too_long(num_tokens: int, context_length: int, *, is_least: bool = False) -> ContextLengthError:
+def prompt_too_long(num_tokens: int, served: ServedModel, *, is_least: bool = False) -> ContextLengthError:
     """Return the error of a prompt that is too long, in the words that clients of llama-server look for."""
+    context_length, trained = served.context_length, None if served.about is None else served.about.context_length
+    way_out = longer_context(context_length, trained, "start the server with a larger context (`context_length`)")
     return ContextLengthError(
         f"request ({'at least ' if is_least else ''}{num_tokens} tokens) exceeds the available context size "
-        f"({context_length} tokens): shorten it, or start the server with a larger context (`context_length`)"
+        f"({context_length} tokens): shorten it, or {way_out}"
     ).with_lengths(num_tokens, context_length, is_least=is_least)
 
 
