@@ -132,6 +132,11 @@ class PairNeed:
         return self.process_bytes + sum(need.num_bytes for need in self.models)
 
     @property
+    def gpu_bytes(self) -> int:
+        """Bytes of :attr:`most_bytes` that a GPU with all layers would take: weights, cache and scratch memory."""
+        return sum(need.num_bytes - need.other_bytes for need in self.models)
+
+    @property
     def device_bytes(self) -> int:
         """The part of :attr:`most_bytes` that is on devices."""
         return sum(need.device_bytes for need in self.models)

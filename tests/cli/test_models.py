@@ -317,12 +317,26 @@ def test_memory_is_known_before_a_model_is_loaded(invoke: Invoke) -> None:
     assert told["start_bytes"] == told["process_bytes"] + sum(parts)
     scratch = sum(told[model]["compute_bytes"] for model in ("target", "draft"))
     assert told["most_bytes"] == told["start_bytes"] + scratch
+    assert told["gpu_bytes"] == sum(
+        told[model][f"{part}_bytes"] for model in ("target", "draft") for part in ("weights", "cache", "compute")
+    )
     assert told["prompt_cache_bytes"] == 2 * (512 << 20)
     status, out, err = invoke("models", "show", "target", "-c", "2k", "--cache-ram", "1")
     assert (status, err) == (0, "")
     first, *_, fit = out.splitlines()
     assert first == "target-q8_0.gguf with a context of 2048 tokens, up to 2048 for each of 4 requests"
     assert fit.startswith("fits in memory: ")
+
+
+def test_a_context_that_no_request_can_use_is_said(invoke: Invoke) -> None:
+    _, out, err = invoke("models", "show", "target", "-c", "16k", "-np", "1")
+    assert out.startswith("target-q8_0.gguf with a context of 4096 tokens\n")
+    assert "\non a GPU with all layers (-ngl 99): " in out
+    assert err == (
+        "warning: -c 16384 is more than one request can use: target-q8_0.gguf was made for 4096 tokens, and gets no "
+        "more; for longer texts take a model made for them\n"
+    )
+    assert invoke("models", "show", "target", "-c", "16k", "-np", "4").err == ""
 
 
 def test_memory_of_drafts_that_are_made_of_the_target(invoke: Invoke, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def show_memory(
         "start_bytes": need.start_bytes,
         "most_bytes": need.most_bytes,
         "device_bytes": need.device_bytes,
+        "gpu_bytes": need.gpu_bytes,
         "prompt_cache_bytes": need.prompts_bytes,
         "available_bytes": memory_free,
         "device_available_bytes": device_free,
@@ -82,6 +83,12 @@ def _print_memory(found: FoundModels, need: PairNeed, memory_free: int | None, d
     if need.prompts_bytes:
         console.print(
             f"prompt cache: up to {format_bytes(need.prompts_bytes)} more, as requests come (--cache-ram)", markup=False
+        )
+    if not target.devices:
+        console.print(
+            f"on a GPU with all layers (-ngl 99): {format_bytes(need.gpu_bytes)} of its memory, for weights, KV cache "
+            "and compute buffers",
+            markup=False,
         )
     host_bytes = need.most_bytes - need.device_bytes
     wants = [("memory", host_bytes, memory_free)]

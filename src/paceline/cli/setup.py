@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,11 +30,12 @@ from paceline.cli.options import (
     refuse_given,
 )
 from paceline.cli.report import print_memory_plan
+from paceline.conversion.own_draft import OwnDraft
 from paceline.core.errors import InputError
 from paceline.core.fields import fields_of
 from paceline.core.params import MAX_TOKENS, SamplingParams, SpeculationParams, StopRules, VerifierName
 from paceline.engines.libraries import idle_parts
-from paceline.engines.loading import foreseen_context_length
+from paceline.engines.loading import foreseen_context_length, memory_limit
 from paceline.engines.options import DraftOptions, ModelOptions
 from paceline.environment import ModelChoice
 from paceline.model_pair import default_draft, default_own_draft
@@ -123,6 +125,8 @@ class Setup:
         A target whose layers will be read while they are used gets a draft of its own, where none was named.
         """
         target, draft = locate_pair(self.models, self.draft, may_draft=self.may_draft)
+        if draft is not None and (doubt := doubt_draft(target, Path(draft.path), self.draft)) is not None:
+            error_console().print(f"warning: {printable_line(doubt)}", style="yellow", markup=False)
         if draft is not None or not self.may_draft:
             return FoundModels(target, draft)
         if (own := default_own_draft(target)) is None:
@@ -157,6 +161,21 @@ class FoundModels:
 
     target: ModelOptions
     draft: ModelOptions | DraftOptions | None
+
+
+def doubt_draft(target: ModelOptions, draft: Path, named: str | Path | HubModel | None) -> str | None:
+    """Return why a draft model that was named will hardly gain anything; ``None`` where it may."""
+    path = Path(target.path)
+    is_same, is_copy = draft.exists() and path.exists() and draft.samefile(path), OwnDraft.parse(named) is not None
+    if not (is_same or is_copy) or target.rpc or memory_limit(target) is not None:
+        # Layers that are sent or read for each pass make it cost more than the file's size tells.
+        return None
+    if is_same:
+        return f"{path.name} drafts for itself (-md), at its own cost, so nothing is gained: name a smaller model"
+    bits = re.match(r"I?Q([1-4])_|MXFP(4)", describe(path).file_type or "")
+    if bits is None:
+        return None
+    return f"{path.name} has {bits[1] or bits[2]} bits a weight, and its own copy (-md {named}) seldom pays there"
 
 
 def choose_setup(
@@ -221,6 +240,14 @@ def size_models(context: typer.Context, found: FoundModels, models: ModelChoice,
             raise InputError(f"-c {total} for {parallel} requests (-np) leaves none a token: raise -c or lower -np")
         # One request has no more than the model was made for, however much room there is.
         trained = describe(Path(target.path)).context_length or total
+        if total // parallel > trained:
+            each = "one request" if parallel == 1 else f"each of {parallel} requests"
+            error_console().print(
+                f"warning: -c {total} is more than {each} can use: {printable_line(Path(target.path).name)} was made "
+                f"for {trained} tokens, and gets no more; for longer texts take a model made for them",
+                style="yellow",
+                markup=False,
+            )
         length = min(total if unified else total // parallel, trained)
         target = replace(target, max_sequences=parallel, context_length=length, cells=total if unified else None)
     draft = found.draft
