@@ -129,7 +129,7 @@ def test_conversations_are_found_renamed_exported_deleted_and_imported(
         chosen.set_input_files(tmp_path / "all.json")
         expect(names(page)).to_have_text(["<b>Renamed</b>", "A second one", "A second one"])
         page.get_by_role("link", name="<b>Renamed</b>").click()
-        expect(page.locator(".formatted")).to_have_text(answer)
+        expect(page.locator(".formatted")).to_have_text(answer, use_inner_text=True)
         # As /save in the terminal writes it, and files of nothing that is known.
         saved = {"messages": [{"role": "system", "content": "Be brief."}, *exported["messages"]]}
         chosen.set_input_files({"name": "saved.json", "mimeType": "", "buffer": json.dumps(saved).encode()})
