@@ -34,6 +34,7 @@ class _Listener:
     def __init__(self, host: str, port: int) -> None:
         self._listener = socket.create_server((host, port))
         self._connections: list[socket.socket] = []
+        self._is_closed = False
         self.endpoint = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -45,6 +46,7 @@ class _Listener:
 
     def close(self) -> None:
         """End at once, as a process that was killed does."""
+        self._is_closed = True
         for each in (self._listener, *self._connections):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -59,6 +61,9 @@ class _Listener:
 
     def _hold(self, connection: socket.socket) -> None:
         self._connections.append(connection)
+        if self._is_closed:  # perhaps after `close` went through them
+            connection.close()
+            raise ConnectionAbortedError
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _attend(self, connection: socket.socket) -> None:

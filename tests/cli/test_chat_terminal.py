@@ -71,7 +71,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(templates: Path, tmp_path: Path
             terminal.wait_for(r"(?s)Hello \d\n.*?\w")
             assert not terminal.echoes
             terminal.type(CTRL_C)
-            assert "; stopped" in terminal.wait_for(REPORT)
+            assert "; stopped" in " ".join(terminal.wait_for(REPORT).split())
             terminal.wait_for(PROMPT)
         messages = save(terminal, tmp_path / "it.json")
         assert said_by_user(messages) == ["Hello 0", "Hello 1"]

@@ -72,7 +72,7 @@ def test_what_models_are_warned_of_is_one_plain_line(tmp_path: Path) -> None:
         [sys.executable, "-W", "error", "-m", "paceline", "run", *words], capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 0, outcome.stderr
-    warned = [line for line in outcome.stderr.splitlines() if "warning" in line]
+    warned = [line for line in outcome.stderr.splitlines() if line.startswith("paceline: warning")]
     assert len(warned) == 1, "both models are the same file"
     assert warned[0].startswith(f"paceline: warning: {tmp_path}/a\\x1b[31m.gguf may write other text")
     assert "missing pre-tokenizer type" in warned[0]
