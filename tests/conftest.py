@@ -86,7 +86,6 @@ def cache_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             patch.delenv(name)
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("PACELINE_CONFIG", os.devnull)
-        patch.setenv("PACELINE_CONFIG", os.devnull)
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
         yield
 
